@@ -1,0 +1,1 @@
+"""Octavo's core: contracts, registry, configuration, step loop, model runner, front ends."""

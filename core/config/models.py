@@ -1,0 +1,250 @@
+"""The configuration's models. Every field has a description: docs and CLI help are derived from it.
+
+A choice of a plugin is a name, or a mapping with `name` and that implementation's own options.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Auto = Literal["auto"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class Choice(BaseModel):
+    """A plugin's name and its options. Written as `name`, or as `{name: ..., option: ...}`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_yaml(cls, value: Any) -> Any:
+        if isinstance(value, Choice):
+            return value
+        if isinstance(value, str):
+            return {"name": value, "options": {}}
+        if isinstance(value, dict) and isinstance(value.get("name"), str):
+            if set(value) == {"name", "options"} and isinstance(value["options"], dict):
+                return value
+            return {
+                "name": value["name"],
+                "options": {key: item for key, item in value.items() if key != "name"},
+            }
+        raise ValueError("expected a plugin's name, or a mapping with `name` and its options")
+
+
+AUTO = Choice(name="auto")
+
+
+class ModelConfig(Section):
+    """Which model, and how it is held."""
+
+    source: str = Field(
+        default="",
+        description="Folder, hub id, .gguf file, or package:NAME[/FILE] for weights inside an "
+        "installed Python package.",
+    )
+    tokenizer: str | None = Field(
+        default=None, description="Where the tokenizer comes from when it is not the model's own."
+    )
+    revision: str | None = Field(default=None, description="Branch, tag or commit on the hub.")
+    download_dir: str | None = Field(default=None, description="Folder for hub downloads.")
+    dtype: DType = Field(
+        default="auto",
+        description="Type of weights and activations. auto: float32 on a CPU, the checkpoint's "
+        "own on a GPU.",
+    )
+    max_model_len: int | None = Field(
+        default=None,
+        gt=0,
+        description="Longest sequence, prompt and output, in tokens. Default: the model's own.",
+    )
+    quantization: Choice = Field(
+        default=AUTO, description="How linear layers hold their weights. auto: as the checkpoint."
+    )
+    implementation: Choice = Field(
+        default=AUTO, description="Model implementation. auto: by the checkpoint's architecture."
+    )
+    weight_source: Choice = Field(
+        default=AUTO, description="Reader of the weights. auto: by the form of `source`."
+    )
+    tokenizer_backend: Choice = Field(
+        default=AUTO, description="Tokenizer implementation. auto: by the files that are there."
+    )
+    chat_template: str | None = Field(
+        default=None, description="Chat template, or the path of a file with one."
+    )
+    trust_remote_code: bool = Field(
+        default=False, description="Whether Python code inside a model repository may run."
+    )
+    hf_overrides: dict[str, Any] = Field(
+        default_factory=dict, description="Keys that replace those of the model's config.json."
+    )
+    generation_config: Literal["auto", "octavo"] = Field(
+        default="auto",
+        description="auto: sampling defaults from the model's generation_config.json; octavo: "
+        "Octavo's own.",
+    )
+    seed: int | None = Field(
+        default=None,
+        description="Seed for requests that give none, by order of arrival. Default: random.",
+    )
+
+
+class SchedulerConfig(Section):
+    """Budgets and policy of the step loop."""
+
+    policy: Choice = Field(
+        default=Choice(name="fcfs"), description="Order of admission, preemption and chunk sizes."
+    )
+    max_num_seqs: int = Field(
+        default=256, gt=0, le=65536, description="Most sequences that run at once."
+    )
+    max_num_batched_tokens: int | Auto = Field(
+        default="auto",
+        description="Most tokens a step computes. auto: by device; on a CPU measured at start, so "
+        "that a full step takes at most half a second.",
+    )
+    chunked_prefill: bool = Field(
+        default=True, description="Whether prompts may be computed in chunks beside decodes."
+    )
+    max_chunk_tokens: int | None = Field(
+        default=None, gt=0, description="Largest chunk of one prompt. Default: the step's budget."
+    )
+
+
+class KVCacheConfig(Section):
+    """The KV cache pool."""
+
+    manager: Choice = Field(default=Choice(name="paged"), description="KV cache manager.")
+    block_size: int | Auto = Field(
+        default="auto", description="Tokens a block. auto: 16, or what the attention backend asks."
+    )
+    prefix_caching: bool = Field(
+        default=True, description="Whether computed blocks are reused for equal prefixes."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8", "int8"] = Field(
+        default="auto", description="Type of cached keys and values. auto: the model's dtype."
+    )
+    memory_utilization: float = Field(
+        default=0.9,
+        gt=0,
+        le=1,
+        description="Fraction of the device's memory that weights, activations and pool may take "
+        "together. On a CPU the pool is bounded further, see docs/configuration.md.",
+    )
+    memory_bytes: int | None = Field(
+        default=None, gt=0, description="Size of the pool in bytes, instead of by profiling."
+    )
+    num_blocks: int | None = Field(
+        default=None, gt=0, description="Size of the pool in blocks, instead of by profiling."
+    )
+
+
+class PreemptionConfig(Section):
+    """What happens to a request that gives way."""
+
+    policy: Choice = Field(
+        default=Choice(name="recompute"), description="recompute or swap, victim by victim."
+    )
+
+
+class AttentionConfig(Section):
+    """Attention kernels."""
+
+    backend: Choice = Field(default=AUTO, description="Attention backend.")
+
+
+class SamplerConfig(Section):
+    """Sampling kernels."""
+
+    backend: Choice = Field(default=AUTO, description="Sampler.")
+
+
+class GraphConfig(Section):
+    """How a forward pass is launched."""
+
+    runner: Choice = Field(default=AUTO, description="Graph runner.")
+
+
+class ExecutorConfig(Section):
+    """Where the model runs."""
+
+    kind: Choice = Field(default=Choice(name="local"), description="Executor.")
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Device.")
+    num_threads: int | Auto = Field(
+        default="auto",
+        description="CPU threads of the engine. auto: the cores that affinity and cgroup allow.",
+    )
+
+
+class ServerConfig(Section):
+    """The HTTP server."""
+
+    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    port: int = Field(default=8000, ge=0, le=65535, description="Port; 0: a free one.")
+    served_model_name: str | list[str] | None = Field(
+        default=None, description="Name (or names) clients use. Default: model.source."
+    )
+    max_n: int = Field(default=128, gt=0, description="Largest n of a request.")
+    max_logprobs: int = Field(default=20, ge=0, description="Most alternatives for logprobs.")
+
+
+class ObservabilityConfig(Section):
+    """What is logged."""
+
+    log_prompts: bool = Field(default=False, description="Whether prompts may appear in logs.")
+
+
+class PluginsConfig(Section):
+    """Which plugins are known."""
+
+    load: list[str] = Field(
+        default_factory=list,
+        description="Modules (`my_package.my_plugin`) or files (`./my.py`, `./my.py:Policy`) to "
+        "register beside the entry points.",
+    )
+    disable: list[str] = Field(
+        default_factory=list, description="Distributions or entry points that are not loaded."
+    )
+    only: list[str] | None = Field(
+        default=None,
+        description="When given, only these third-party distributions or entry points are loaded.",
+    )
+
+
+class EngineConfig(Section):
+    """The whole configuration."""
+
+    model: ModelConfig = Field(default_factory=ModelConfig, description="The model.")
+    scheduler: SchedulerConfig = Field(
+        default_factory=SchedulerConfig, description="The step loop."
+    )
+    kv_cache: KVCacheConfig = Field(default_factory=KVCacheConfig, description="The KV cache.")
+    preemption: PreemptionConfig = Field(
+        default_factory=PreemptionConfig, description="Preemption."
+    )
+    attention: AttentionConfig = Field(default_factory=AttentionConfig, description="Attention.")
+    sampler: SamplerConfig = Field(default_factory=SamplerConfig, description="Sampling.")
+    graph: GraphConfig = Field(default_factory=GraphConfig, description="Graph runner.")
+    executor: ExecutorConfig = Field(default_factory=ExecutorConfig, description="Executor.")
+    logits_processors: list[Choice] = Field(
+        default_factory=list, description="Logits processors beside the built-in ones, in order."
+    )
+    observers: list[Choice] = Field(default_factory=list, description="Observers.")
+    server: ServerConfig = Field(default_factory=ServerConfig, description="The HTTP server.")
+    observability: ObservabilityConfig = Field(
+        default_factory=ObservabilityConfig, description="Logging."
+    )
+    plugins: PluginsConfig = Field(default_factory=PluginsConfig, description="Plugins.")

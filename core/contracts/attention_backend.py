@@ -1,0 +1,136 @@
+"""Kind `attention_backend`: KV layout, metadata of a batch, and the attention kernels.
+
+Runs in the worker. Legend: T tokens (flat), B rows, H query heads, K KV heads, D head size, N
+blocks, P tokens a block, M blocks a row at most. Decode rows (one token each) come first.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.core.contracts.model import AttentionSpec
+from octavo.core.contracts.provider import Platform, Provider, hookspec
+
+if TYPE_CHECKING:
+    import torch
+
+KVDim = Literal["kv", "block", "token", "head", "dim"]
+
+
+@dataclass(frozen=True)
+class KVLayout:
+    """How one layer's KV pool lies in memory: `dims` from outermost to innermost, each of the five
+    once. Whatever the order in memory, the core hands out the pool as two views k and v with the
+    logical shape [N, P, K, D]. dtypes: names that the backend reads and writes (`float32`, ...).
+    block_sizes: allowed tokens a block (empty: any)."""
+
+    dims: tuple[KVDim, ...]
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+    block_sizes: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class AttentionBatch:
+    """One group's view of a step. Tensors live on the device, at fixed addresses; the `_cpu` twins
+    are NumPy arrays with the same values.
+
+    num_tokens: T. num_rows: B. num_decodes: rows [0, num_decodes) have one token each.
+    query_start_loc: int32[B + 1], where each row's tokens begin in the flat batch.
+    seq_lens: int32[B], tokens in the KV cache including this step's. block_table: int32[B, M].
+    slot_mapping: int64[T], block * P + offset, where each token's KV is written.
+    positions: int64[T]. max_query_len, max_seq_len: over the rows.
+    """
+
+    num_tokens: int
+    num_rows: int
+    num_decodes: int
+    max_query_len: int
+    max_seq_len: int
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+    positions: torch.Tensor
+    query_start_loc_cpu: NDArray[np.int32]
+    seq_lens_cpu: NDArray[np.int32]
+    block_table_cpu: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """One layer as a backend sees it. k_cache, v_cache: views [N, P, K, D] of the pool. cos_sin:
+    float32[max_model_len, rope_dim], cosines then sines (None without rope)."""
+
+    layer: int
+    spec: AttentionSpec
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    cos_sin: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class AttentionBackendContext:
+    """specs: the distinct attention specs of one KV group. kv_dtype: of the pool. max_num_seqs,
+    max_num_batched_tokens, max_model_len: upper bounds for buffers."""
+
+    specs: tuple[AttentionSpec, ...]
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    device: torch.device
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+class AttentionBackend(ABC):
+    """`plan` once a batch, `run` once a layer.
+
+    fuses_rope: when True, `run` gets q and k unrotated and rotates them itself; when False the
+    core rotates before `run`. graph_support: which batches may be captured in a CUDA graph.
+    """
+
+    fuses_rope: bool = False
+    graph_support: Literal["none", "decode", "all"] = "none"
+
+    @staticmethod
+    @abstractmethod
+    def supports(spec: AttentionSpec, platform: Platform) -> str | None:
+        """None when this backend can compute the layer there, else the reason why not."""
+
+    @staticmethod
+    @abstractmethod
+    def kv_layouts(spec: AttentionSpec) -> list[KVLayout]:
+        """Layouts that it reads and writes, best first."""
+
+    @abstractmethod
+    def plan(self, batch: AttentionBatch) -> None:
+        """Prepare for the layers of this batch, into buffers made by `__init__`."""
+
+    @abstractmethod
+    def run(
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Write k[T, K, D] and v[T, K, Dv] into the pool by slot mapping, then attend:
+        q[T, H, D] over each row's cached tokens, causally, into out[T, H, Dv]."""
+
+
+class Spec:
+    @hookspec
+    def octavo_attention_backends(self) -> list[Provider[AttentionBackend]]:  # type: ignore[empty-body]
+        """Providers of attention backends. A probe reads the facts `attention_specs`, `dtype`,
+        `kv_dtype` and `block_size`.
+
+        When: once, when the registry is made. Where: any process. Result: all are collected.
+        Context class: `AttentionBackendContext`.
+        """

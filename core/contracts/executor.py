@@ -1,0 +1,116 @@
+"""Kind `executor`: where the model runs, and how a plan gets there.
+
+The engine calls an executor from the engine thread only. Plans are executed in the order of
+submission; a later plan sees everything an earlier one did.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NewType
+
+from octavo.core.contracts.model import KVSpec
+from octavo.core.contracts.provider import Provider, hookspec
+from octavo.core.messages import LogitMasks, StepPlan, StepResult
+
+Ticket = NewType("Ticket", int)
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """What is known once the model is loaded and profiled.
+
+    kv_specs: one a layer. block_bytes: bytes of one KV block in all layers. kv_budget: bytes that
+    the KV pool may take by `memory_utilization`. activation_bytes: peak beside weights and KV.
+    choices: plugin kind to (name, reason) for what the worker picked. phases: seconds of each start
+    phase. vocab_size: rows of the head. notes: lines for the startup report.
+    step_token_limit: tokens that the device computes in half a second, where that was measured.
+    """
+
+    kv_specs: tuple[KVSpec, ...]
+    num_parameters: int
+    weight_bytes: int
+    activation_bytes: int
+    block_bytes: int
+    kv_budget: int
+    vocab_size: int
+    dtype: str
+    step_token_limit: int | None = None
+    choices: dict[str, tuple[str, str]] = field(default_factory=dict)
+    phases: dict[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+class Worker(ABC):
+    """One rank's part: the model runner on a device. Built by the executor where it shall run."""
+
+    @abstractmethod
+    def load(self) -> WorkerReport:
+        """Build the model, load weights, profile memory."""
+
+    @abstractmethod
+    def allocate_kv(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Make the KV pool, block 0 being the null block, and warm up."""
+
+    @abstractmethod
+    def forward(self, plan: StepPlan) -> None:
+        """Apply the plan to the mirror and launch the forward pass."""
+
+    @abstractmethod
+    def sample(self, masks: LogitMasks | None) -> StepResult:
+        """Sample the rows of the last `forward`; the tokens stay where the next one needs them."""
+
+    def close(self) -> None:  # noqa: B027
+        """Free the device."""
+
+
+@dataclass(frozen=True)
+class ExecutorContext:
+    """make_worker: builds rank's worker of `world` in the calling process. engine_config: the
+    resolved configuration as plain data, for executors that build workers in other processes."""
+
+    make_worker: Callable[[int, int], Worker]
+    engine_config: dict[str, Any]
+
+
+class Executor(ABC):
+    """max_in_flight: how many plans may be submitted before the first must be collected. 1 means
+    synchronous; with more the engine plans step N + 1 while step N runs."""
+
+    max_in_flight: int = 1
+
+    @abstractmethod
+    def start(self) -> WorkerReport:
+        """Build and load the workers."""
+
+    @abstractmethod
+    def allocate_kv(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """See `Worker.allocate_kv`."""
+
+    @abstractmethod
+    def submit(self, plan: StepPlan) -> Ticket:
+        """Start the forward pass of a plan."""
+
+    @abstractmethod
+    def sample(self, ticket: Ticket, masks: LogitMasks | None) -> None:
+        """Let the submitted step sample. Called once a ticket, in order. The masks are made while
+        the forward pass runs."""
+
+    @abstractmethod
+    def collect(self, ticket: Ticket) -> StepResult:
+        """Wait for the result of a step. Called once a ticket, in order."""
+
+    def close(self) -> None:  # noqa: B027
+        """Stop the workers. Called once; after an error too."""
+
+
+class Spec:
+    @hookspec
+    def octavo_executors(self) -> list[Provider[Executor]]:  # type: ignore[empty-body]
+        """Providers of executors.
+
+        When: once, when the registry is made. Where: any process. Result: all are collected.
+        Context class: `ExecutorContext`.
+        """

@@ -1,0 +1,57 @@
+"""Kind `graph_runner`: how a forward pass is launched (eager, compiled, captured).
+
+Runs in the worker, on the worker's thread.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo.core.contracts.provider import Provider, hookspec
+
+if TYPE_CHECKING:
+    import torch
+
+ForwardFn = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+"""`(token_ids int64[T], positions int64[T]) -> hidden [T, E]`."""
+
+
+@dataclass(frozen=True)
+class GraphRunnerContext:
+    """forward: the model's eager forward pass, reading attention metadata that the core has
+    planned. model: its module, for runners that compile parts of it. graph_support: of the chosen
+    attention backend."""
+
+    forward: ForwardFn
+    model: torch.nn.Module
+    device: torch.device
+    graph_support: str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+class GraphRunner(ABC):
+    """Runs forward passes."""
+
+    def warm_up(self) -> dict[str, float]:
+        """Compile or capture ahead of the first request; seconds by name, for the report."""
+        return {}
+
+    @abstractmethod
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, num_decodes: int
+    ) -> torch.Tensor:
+        """Hidden states [T, E]. `num_decodes` equals T in a decode-only step."""
+
+
+class Spec:
+    @hookspec
+    def octavo_graph_runners(self) -> list[Provider[GraphRunner]]:  # type: ignore[empty-body]
+        """Providers of graph runners.
+
+        When: once, when the registry is made. Where: any process. Result: all are collected.
+        Context class: `GraphRunnerContext`.
+        """

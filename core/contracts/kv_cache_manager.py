@@ -1,0 +1,166 @@
+"""Kind `kv_cache_manager`: which block holds which tokens, what is shared, what is evicted.
+
+Runs in the engine process, on the engine thread. It deals in block numbers; the tensors are the
+worker's. Shapes: G groups of layers (see `KVSpec.group`), S slots, M blocks a slot at most.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.core.contracts.provider import Provider, hookspec
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Copy the first `num_tokens` tokens of block `source` to block `target`, in every layer of
+    `group`, before the step's forward pass. A partial count is a copy-on-write or a radix match
+    that ends inside a block."""
+
+    group: int
+    source: int
+    target: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What a lookup found: `num_tokens` leading tokens whose KV can be reused, and the manager's
+    own `handle` on it, valid until the next call that allocates."""
+
+    num_tokens: int
+    handle: Any = None
+
+
+NO_MATCH = Match(0)
+
+
+@dataclass(frozen=True)
+class KVCacheManagerContext:
+    """num_blocks: blocks in the pool of each group (block 0 is the null block, never handed out:
+    it is what padding points at). block_size: tokens a block. max_num_seqs: S. max_model_len:
+    longest sequence in tokens. num_groups: G. prefix_caching: whether `lookup` may match."""
+
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    max_model_len: int
+    num_groups: int = 1
+    prefix_caching: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class KVStats:
+    """num_blocks counts what can be handed out; num_free counts blocks without content;
+    num_evictable those with reusable content and no user. Queries and hits are tokens, since
+    start."""
+
+    num_blocks: int
+    num_free: int
+    num_evictable: int
+    prefix_queries: int
+    prefix_hits: int
+
+    @property
+    def usage(self) -> float:
+        """Fraction of blocks in use; evictable blocks count as free."""
+        used = self.num_blocks - self.num_free - self.num_evictable
+        return used / self.num_blocks if self.num_blocks else 0.0
+
+
+class KVCacheManager(ABC):
+    """Owns block tables.
+
+    block_tables: int32[G, S, M], num_slot_blocks: int32[S] filled entries of each slot. Read by the
+    core, written by the manager only. Entries beyond the filled ones are 0 (the null block).
+    """
+
+    block_tables: NDArray[np.int32]
+    num_slot_blocks: NDArray[np.int32]
+
+    @abstractmethod
+    def digest(self, token_ids: NDArray[np.int32], extra: Sequence[bytes]) -> Any:
+        """Whatever makes later lookups of these tokens cheap (hashes of full blocks). Called once
+        a request when it arrives. `extra` are keys of the request (cache salt, adapter); requests
+        whose extra keys differ never share. The result is opaque to the core and is handed to
+        `lookup` and `admit` unchanged."""
+
+    @abstractmethod
+    def lookup(self, digest: Any, token_ids: NDArray[np.int32]) -> Match:
+        """The longest reusable prefix, at most `len(token_ids) - 1` tokens, so that at least one
+        token is always recomputed. Changes nothing but statistics kept by `admit`."""
+
+    @abstractmethod
+    def admit(
+        self, slot: int, digest: Any, match: Match, total: int
+    ) -> Sequence[BlockCopy] | None:
+        """Give `slot` the matched blocks and new ones up to `total` tokens. None when blocks do
+        not suffice: then nothing has changed. The copies returned must run before the forward
+        pass."""
+
+    @abstractmethod
+    def extend(self, slots: NDArray[np.intp], totals: NDArray[np.int64]) -> int:
+        """Make room for `totals[i]` tokens in `slots[i]`, in order; stop at the first that does
+        not fit and return how many did. Those before it keep what they got."""
+
+    @abstractmethod
+    def commit(
+        self, slots: NDArray[np.intp], totals: NDArray[np.int64], tokens: NDArray[np.int32]
+    ) -> None:
+        """The KV of the first `totals[i]` tokens of `slots[i]` has been computed: full blocks may
+        be published for reuse. `tokens` is int32[S, L], the token ids of every slot."""
+
+    @abstractmethod
+    def truncate(self, slot: int, total: int) -> None:
+        """Drop what lies beyond `total` tokens (rejected speculation)."""
+
+    @abstractmethod
+    def fork(self, parent: int, child: int, total: int) -> Sequence[BlockCopy] | None:
+        """Let slot `child` share the first `total` tokens of `parent`, with room for one token
+        more. A block that `child` will write into is copied. None when blocks do not suffice."""
+
+    @abstractmethod
+    def release(self, slot: int) -> None:
+        """The slot is done or preempted. Published blocks stay reusable until evicted."""
+
+    @abstractmethod
+    def fits(self, total: int) -> int | None:
+        """None when a request of `total` tokens can ever fit into the empty pool, else the largest
+        number of tokens that can."""
+
+    @abstractmethod
+    def stats(self) -> KVStats:
+        """Counts, cheap enough for every step."""
+
+    @abstractmethod
+    def reset_prefix_cache(self) -> bool:
+        """Forget all reusable content. False when blocks in use prevent it; then nothing is
+        forgotten."""
+
+    def swap_out(self, slot: int) -> Sequence[BlockCopy] | None:
+        """Move a slot's blocks to the host pool: copies from device blocks to host blocks, or None
+        when the manager has no host pool or it is full. The slot is then empty."""
+        return None
+
+    def swap_in(self, slot: int, total: int) -> Sequence[BlockCopy] | None:
+        """Bring back what `swap_out` moved, with room for `total` tokens."""
+        return None
+
+    def check(self) -> None:  # noqa: B027
+        """Verify all invariants, for tests: raise AssertionError with what is wrong."""
+
+
+class Spec:
+    @hookspec
+    def octavo_kv_cache_managers(self) -> list[Provider[KVCacheManager]]:  # type: ignore[empty-body]
+        """Providers of KV cache managers.
+
+        When: once, when the registry is made. Where: any process. Result: all are collected.
+        Context class: `KVCacheManagerContext`.
+        """

@@ -1,0 +1,99 @@
+"""Kind `logits_processor`: per-request edits of logits before sampling.
+
+Two places. `device` processors run in the worker between forward pass and sampler, on tensors.
+`host` processors run in the engine process and give masks, made while the forward pass runs
+(grammars). State belongs to a slot, and follows committed tokens only: a prompt chunk that is
+discarded, a preemption or a rejected speculation never shows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.core.contracts.provider import Provider, hookspec
+from octavo.core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedRequest:
+    """A sequence that got a slot. prompt: int32 token ids the caller sent. output: int32 token ids
+    generated in an earlier life (after a preemption), already accepted. eos_token_ids: end tokens
+    that apply (empty with ignore_eos); stop token ids are in `params`."""
+
+    slot: int
+    handle: int
+    prompt: NDArray[np.int32]
+    output: NDArray[np.int32]
+    params: SamplingParams
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LogitsProcessorContext:
+    """vocab_size: V. max_num_seqs: S. device: where logits live (None for host processors)."""
+
+    vocab_size: int
+    max_num_seqs: int
+    max_model_len: int
+    device: torch.device | None = None
+
+
+class LogitsProcessor(ABC):
+    """Base of both places."""
+
+    @abstractmethod
+    def attach(self, request: AttachedRequest) -> bool:
+        """A sequence got a slot. False: this processor has nothing to do for it and is not called
+        for its rows. Raise `RequestError` to fail that request alone."""
+
+    def accept(self, slots: NDArray[np.intp], token_ids: NDArray[np.int32]) -> None:  # noqa: B027
+        """The tokens int32[n] were sampled and kept for the slots intp[n] (only attached ones)."""
+
+    def rollback(self, slot: int, num_tokens: int) -> None:  # noqa: B027
+        """Take back the last accepted tokens of a slot."""
+
+    def fork(self, parent: int, request: AttachedRequest) -> bool:
+        """A sequence got a slot as a copy of `parent`'s. Default: attach it afresh."""
+        return self.attach(request)
+
+    @abstractmethod
+    def detach(self, slot: int) -> None:
+        """The slot is free: finished, aborted or preempted. Nothing may leak to its next user."""
+
+
+class DeviceLogitsProcessor(LogitsProcessor):
+    """Edits logits on the device."""
+
+    @abstractmethod
+    def apply(
+        self, logits: torch.Tensor, slots: NDArray[np.intp], rows: NDArray[np.intp]
+    ) -> None:
+        """Edit float32[R, V] in place for the attached `slots` intp[n], which are the `rows`
+        intp[n] of `logits`. Other rows must not change."""
+
+
+class HostLogitsProcessor(LogitsProcessor):
+    """Gives masks from the host."""
+
+    @abstractmethod
+    def mask(self, slots: NDArray[np.intp], bitmask: NDArray[np.int32]) -> None:
+        """Clear the bits of forbidden tokens in int32[n, ceil(V / 32)], row i for slots[i]. Rows
+        arrive with all bits set, or as an earlier processor left them."""
+
+
+class Spec:
+    @hookspec
+    def octavo_logits_processors(self) -> list[Provider[LogitsProcessor]]:  # type: ignore[empty-body]
+        """Providers of logits processors.
+
+        When: once, when the registry is made. Where: any process. Result: all are collected.
+        Context class: `LogitsProcessorContext`.
+        """

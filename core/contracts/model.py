@@ -1,0 +1,114 @@
+"""Kind `model`: from a model's configuration to a module that computes hidden states and logits.
+
+Runs in the worker. Legend: T tokens of the batch (flat, all rows one after another), R rows that
+need logits, E hidden size, V vocabulary, H query heads, K KV heads, D head size.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from octavo.core.contracts.provider import Provider, hookspec
+
+if TYPE_CHECKING:
+    import torch
+
+    from octavo.core.contracts.quantization import QuantizationMethod
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """What one attention layer computes: softmax(scale * q k^T + mask) v.
+
+    head_size is of K; value_head_size of V. window: a query sees this many last positions, itself
+    included (None: all). soft_cap: logits become cap * tanh(logits / cap). sinks and alibi: the
+    layer adds learned sinks or ALiBi slopes. latent: multi-head latent attention. rope_dim: leading
+    dimensions of each head that rotate (0: none).
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    value_head_size: int
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+    sinks: bool = False
+    alibi: bool = False
+    latent: bool = False
+    rope_dim: int = 0
+    rope_interleaved: bool = False
+
+
+@dataclass(frozen=True)
+class KVSpec:
+    """What one layer keeps. kind: `full`, `window`, `latent` or `recurrent`. Layers with one
+    `group` share block tables."""
+
+    layer: int
+    kind: str
+    num_kv_heads: int
+    head_size: int
+    value_head_size: int
+    window: int | None = None
+    group: int = 0
+
+
+AttentionFn = Callable[
+    ["torch.Tensor", "torch.Tensor", "torch.Tensor", "torch.Tensor"], "torch.Tensor"
+]
+"""`(q[T, H, D], k[T, K, D], v[T, K, Dv], positions int64[T]) -> [T, H * Dv]`. q and k arrive
+unrotated; rope, KV write and attention happen inside."""
+
+
+@dataclass(frozen=True)
+class ModelContext:
+    """config: the model's config.json as a mapping. dtype: `torch.dtype` of activations. device:
+    where parameters live. max_model_len: tokens. quantization: makes linear layers.
+    attention(layer, spec, cos_sin): registers a layer and returns what its module calls; cos_sin is
+    float32[max_model_len, rope_dim], cosines then sines, or None without rope."""
+
+    config: dict[str, Any]
+    dtype: torch.dtype
+    device: torch.device
+    max_model_len: int
+    quantization: QuantizationMethod
+    attention: Callable[[int, AttentionSpec, torch.Tensor | None], AttentionFn]
+
+
+class CausalLM(ABC):
+    """Implemented by a `torch.nn.Module`. `num_layers` and `vocab_size` are set by `__init__`."""
+
+    num_layers: int
+    vocab_size: int
+
+    @abstractmethod
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Hidden states after the last norm, [T, E], of flat int64[T] token ids and positions."""
+
+    @abstractmethod
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits float32[R, V] of hidden states [R, E]."""
+
+    @abstractmethod
+    def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Fill parameters from tensors under the names of the architecture's Hugging Face
+        checkpoint. Raises `WeightError` naming what is missing, unknown or of the wrong shape."""
+
+    @abstractmethod
+    def kv_specs(self) -> list[KVSpec]:
+        """One a layer, in layer order."""
+
+
+class Spec:
+    @hookspec
+    def octavo_models(self) -> list[Provider[CausalLM]]:  # type: ignore[empty-body]
+        """Providers of model implementations. A probe reads the facts `architecture` (the first of
+        `architectures` in config.json) and `config`.
+
+        When: once, when the registry is made. Where: any process. Result: all are collected.
+        Context class: `ModelContext`.
+        """

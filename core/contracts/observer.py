@@ -1,0 +1,84 @@
+"""Kind `observer`: sees steps, requests and capacity; changes nothing.
+
+Runs in the engine process, on the engine thread, after a step's outputs were handed over. Several
+may be configured; each gets every event. An exception in an observer is logged once with its
+distribution, counted, and never stops the engine.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.core.contracts.kv_cache_manager import KVStats
+from octavo.core.contracts.provider import Provider, hookspec
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One step. Times are seconds. num_tokens: tokens computed; num_prefill of them belong to
+    prompts (or are recomputed). num_sampled: tokens produced."""
+
+    step: int
+    started: float
+    schedule_s: float
+    prepare_s: float
+    forward_s: float
+    sample_s: float
+    commit_s: float
+    num_running: int
+    num_waiting: int
+    num_tokens: int
+    num_prefill: int
+    num_sampled: int
+    num_preempted: int
+    kv: KVStats
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """A finished request. Times are seconds on the engine's clock; first_token is None when none
+    was produced. finish_reason: `stop`, `length`, `abort` or `error`."""
+
+    request_id: str
+    handle: int
+    arrival: float
+    admitted: float | None
+    first_token: float | None
+    finished: float
+    num_prompt: int
+    num_output: int
+    num_cached: int
+    num_preemptions: int
+    finish_reason: str
+
+
+@dataclass(frozen=True)
+class ObserverContext:
+    """report: the startup report as a plain mapping (model, capacity, plugins chosen)."""
+
+    report: dict[str, Any]
+
+
+class Observer(ABC):  # noqa: B024
+    """Override what you want to see; the core calls only what is overridden."""
+
+    def on_step(self, record: StepRecord) -> None:  # noqa: B027
+        """After every step."""
+
+    def on_request(self, record: RequestRecord) -> None:  # noqa: B027
+        """When a request has finished, whatever the reason."""
+
+    def close(self) -> None:  # noqa: B027
+        """The engine stops."""
+
+
+class Spec:
+    @hookspec
+    def octavo_observers(self) -> list[Provider[Observer]]:  # type: ignore[empty-body]
+        """Providers of observers.
+
+        When: once, when the registry is made. Where: any process. Result: all are collected.
+        Context class: `ObserverContext`.
+        """

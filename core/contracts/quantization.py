@@ -1,0 +1,45 @@
+"""Kind `quantization`: how a linear layer holds and multiplies its weight. Runs in the worker."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from octavo.core.contracts.provider import Provider, hookspec
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class QuantizationContext:
+    """config: `quantization_config` of config.json, or empty. dtype: of activations."""
+
+    config: dict[str, Any]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class QuantizationMethod(ABC):
+    """Makes linear layers. A layer is a `torch.nn.Module` called with [T, in_features] and
+    returning [T, out_features]; several matrices may be fused along the outputs."""
+
+    @abstractmethod
+    def linear(
+        self, prefix: str, in_features: int, out_features: tuple[int, ...], bias: bool
+    ) -> torch.nn.Module:
+        """A layer for `len(out_features)` matrices fused into one product. Its method
+        `load(part: int, kind: str, tensor)` takes the `kind` ("weight" or "bias") of one of them
+        in the checkpoint's dtype; `finish()` is called when all were loaded and raises
+        `WeightError` when one is missing. `prefix` is its name in the checkpoint."""
+
+
+class Spec:
+    @hookspec
+    def octavo_quantizations(self) -> list[Provider[QuantizationMethod]]:  # type: ignore[empty-body]
+        """Providers of quantization methods.
+
+        When: once, when the registry is made. Where: any process. Result: all are collected.
+        Context class: `QuantizationContext`.
+        """

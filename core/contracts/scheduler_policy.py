@@ -1,0 +1,130 @@
+"""Kind `scheduler_policy`: who is admitted next, who gives way, how large a chunk may be.
+
+Mechanics (budgets, seats, blocks, state) belong to `octavo.core.scheduler`; a policy orders.
+It runs in the engine process, on the engine thread, between steps.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.core.contracts.provider import Provider, hookspec
+
+
+@dataclass(slots=True, eq=False)
+class WaitingRequest:
+    """What a policy sees of a request that has no slot.
+
+    handle: unique in the engine. arrival: seconds on the engine's clock. num_tokens: tokens known
+    (prompt, and output so far after a preemption). priority: lower goes first. user: who sent it,
+    for fairness (None: anonymous). num_preemptions: how often it lost its slot.
+    """
+
+    handle: int
+    arrival: float
+    num_tokens: int
+    priority: int = 0
+    user: str | None = None
+    num_preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunningView:
+    """Read-only columns of the running requests, all of length B in one order.
+
+    slots: the slot of each, intp. handles, num_tokens (known tokens), num_computed (tokens whose
+    KV is computed or planned), num_prompt (prompt tokens), priority: int64. arrival: float64
+    seconds. user: int64, one number a distinct user, `user_names[number]` gives the name.
+    now: seconds on the engine's clock.
+    """
+
+    slots: NDArray[np.intp]
+    handles: NDArray[np.int64]
+    num_tokens: NDArray[np.int64]
+    num_computed: NDArray[np.int64]
+    num_prompt: NDArray[np.int64]
+    priority: NDArray[np.int64]
+    arrival: NDArray[np.float64]
+    user: NDArray[np.int64]
+    user_names: list[str | None]
+    now: float
+
+
+@dataclass(frozen=True)
+class SchedulerPolicyContext:
+    """max_num_seqs: slots. max_num_batched_tokens: tokens a step. clock: seconds, monotonic."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    clock: Callable[[], float]
+
+
+class SchedulerPolicy(ABC):
+    """Orders requests. Owns the waiting queue.
+
+    Keys must not change their mutual order with time (age by arrival, not by "now"), so that a
+    heap suffices.
+    """
+
+    @abstractmethod
+    def add(self, request: WaitingRequest) -> None:
+        """Queue a request: new, or preempted (`num_preemptions` > 0), which keeps its rights."""
+
+    @abstractmethod
+    def remove(self, handle: int) -> bool:
+        """Forget a waiting request (it was aborted). False when it is not here."""
+
+    @abstractmethod
+    def peek(self) -> WaitingRequest | None:
+        """The next request to admit, or None. Called only while a seat, tokens and blocks are
+        free, so 10,000 waiting requests cost a step nothing."""
+
+    @abstractmethod
+    def pop(self) -> WaitingRequest:
+        """Take out what `peek` returned; the core has just admitted it."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of waiting requests."""
+
+    def order(self, view: RunningView) -> NDArray[np.intp] | None:
+        """Permutation of `range(B)`: who gets tokens first among the running. None: decodes first,
+        then by time of admission. Called only when the budget or the blocks may not suffice."""
+        return None
+
+    def cap(self, view: RunningView, want: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Largest number of tokens for each running request this step, given what each wants
+        (int64[B], at least 1). None: no cap. Called only in steps with prefill."""
+        return None
+
+    def admit_cap(self, request: WaitingRequest, want: int) -> int:
+        """Largest first chunk of a request being admitted, at most `want`; 0: not this step."""
+        return want
+
+    def victim_keys(self, view: RunningView) -> NDArray[np.float64]:
+        """One key a running request, float64[B]; the largest is preempted first. Called only when
+        blocks are short. Default: the latest arrival gives way."""
+        return view.arrival
+
+    def on_step(self, view: RunningView, scheduled: NDArray[np.int64]) -> None:  # noqa: B027
+        """Told once a step how many tokens each running request was given (int64[B]). Override to
+        account for service; the core skips policies that do not."""
+
+    def waiting(self) -> Iterable[WaitingRequest]:
+        """All waiting requests in any order, for shutdown and inspection."""
+        return ()
+
+
+class Spec:
+    @hookspec
+    def octavo_scheduler_policies(self) -> list[Provider[SchedulerPolicy]]:  # type: ignore[empty-body]
+        """Providers of scheduler policies.
+
+        When: once, when the registry is made. Where: any process. Result: all are collected.
+        Context class: `SchedulerPolicyContext`.
+        """

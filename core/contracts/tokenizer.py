@@ -1,0 +1,75 @@
+"""Kind `tokenizer`: text to token ids and back, and the chat template.
+
+Runs in the API process (and in `LLM`), possibly on several threads at once; must not import torch
+unless that cannot be avoided (and then says so in its summary).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo.core.contracts.provider import Provider, hookspec
+
+
+@dataclass(frozen=True)
+class TokenizerContext:
+    """folder: tokenizer files. config, generation_config: of the model, for end tokens.
+    chat_template: overrides the model's own."""
+
+    folder: Path
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    trust_remote_code: bool = False
+    chat_template: str | None = None
+
+
+class Tokenizer(ABC):
+    """Thread-safe. `eos_token_ids` are all end tokens (tokenizer's, config's, generation
+    config's); `vocab_size` is one more than the largest id; `special_ids` are the ids of special
+    tokens, which `skip_special_tokens` hides."""
+
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    vocab_size: int
+    special_ids: frozenset[int]
+
+    @abstractmethod
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+
+    @abstractmethod
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids; incomplete UTF-8 becomes U+FFFD."""
+
+    @abstractmethod
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes one token stands for inside a text (a byte-level piece may be half a
+        character); a special token's own text."""
+
+    @abstractmethod
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template: str | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Render the chat template. The text already holds the special tokens it wants: encode it
+        with add_special_tokens=False. Raises `RequestError` with the template's own message."""
+
+
+class Spec:
+    @hookspec
+    def octavo_tokenizers(self) -> list[Provider[Tokenizer]]:  # type: ignore[empty-body]
+        """Providers of tokenizers. A probe reads the fact `tokenizer_dir`.
+
+        When: once, when the registry is made. Where: any process. Result: all are collected.
+        Context class: `TokenizerContext`.
+        """

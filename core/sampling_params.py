@@ -1,0 +1,159 @@
+"""`SamplingParams`: what a caller asks of sampling, under vLLM's names."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from octavo.core.errors import RequestError
+
+GREEDY_EPSILON = 1e-5
+"""A temperature below this is greedy: dividing logits by it would overflow."""
+
+MAX_SEED = 2**64 - 1
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Parameters of one request. Everything has a default; None means "not given".
+
+    n: choices. temperature: 0 (or tiny) is greedy. top_k: 0 and -1 are off. top_p in (0, 1].
+    min_p in [0, 1]: least probability relative to the most probable token. Penalties as vLLM's:
+    presence and frequency count output tokens, repetition counts prompt and output. logit_bias:
+    token id to added logit. bad_words: texts (`bad_words_token_ids` once tokenized) that may not
+    appear. allowed_token_ids: nothing else may appear. stop, include_stop_str_in_output: text
+    side. stop_token_ids: engine side. ignore_eos: an end token does not end. min_tokens: no end
+    token before. logprobs: number of alternatives beside the sampled token (0: only that one;
+    -1: the whole vocabulary), raw (before penalties and temperature). prompt_logprobs likewise.
+    seed: 64 bits; None: drawn by the engine. detokenize: False leaves text empty.
+    extra_args: for plugins' logits processors, by processor name.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
+    bad_words: list[str] | None = None
+    bad_words_token_ids: list[list[int]] | None = None
+    allowed_token_ids: list[int] | None = None
+    stop: list[str] | str | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    seed: int | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    detokenize: bool = True
+    extra_args: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            self.stop = [self.stop]
+        if self.top_k == -1:
+            self.top_k = 0
+        self._check_numbers()
+        self._check_lists()
+
+    def _check_numbers(self) -> None:
+        _integer("n", self.n, 1)
+        _finite("temperature", self.temperature, 0.0, 100.0)
+        _finite("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _integer("top_k", self.top_k, 0, note="(0 and -1 mean off)")
+        _finite("min_p", self.min_p, 0.0, 1.0)
+        _finite("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _finite("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _finite("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 0)
+        _integer("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}",
+                param="min_tokens",
+            )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                _integer(name, value, -1, note="(-1 means the whole vocabulary)")
+        if self.seed is not None:
+            if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+                raise RequestError(f"seed must be an integer, got {self.seed!r}", param="seed")
+            if not -(2**63) <= self.seed <= MAX_SEED:
+                raise RequestError(f"seed must fit into 64 bits, got {self.seed}", param="seed")
+            self.seed &= MAX_SEED
+
+    def _check_lists(self) -> None:
+        for text in self.stop or ():
+            if not isinstance(text, str) or not text:
+                raise RequestError(
+                    f"stop must be non-empty strings, got {text!r}", param="stop"
+                )
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            for token in getattr(self, name) or ():
+                _integer(name, token, 0)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise RequestError("allowed_token_ids must not be empty", param="allowed_token_ids")
+        for text in self.bad_words or ():
+            if not isinstance(text, str) or not text:
+                raise RequestError(
+                    f"bad_words must be non-empty strings, got {text!r}", param="bad_words"
+                )
+        for token, bias in (self.logit_bias or {}).items():
+            _integer("logit_bias", token, 0)
+            _finite("logit_bias", bias, -100.0, 100.0)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable token is taken."""
+        return self.temperature < GREEDY_EPSILON
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Refuse token ids and logprobs counts that the model's vocabulary does not have."""
+        named = {
+            "logit_bias": self.logit_bias or (),
+            "stop_token_ids": self.stop_token_ids or (),
+            "allowed_token_ids": self.allowed_token_ids or (),
+            "bad_words": (t for word in self.bad_words_token_ids or () for t in word),
+        }
+        for name, tokens in named.items():
+            for token in tokens:
+                if not 0 <= token < vocab_size:
+                    raise RequestError(
+                        f"{name} has token id {token}, expected 0 to {vocab_size - 1}", param=name
+                    )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None and value > vocab_size:
+                raise RequestError(
+                    f"{name} must be at most the vocabulary's size {vocab_size}, got {value}",
+                    param=name,
+                )
+
+
+def _integer(name: str, value: Any, low: int, note: str = "") -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
+        wanted = f"an integer of at least {low} {note}".rstrip()
+        raise RequestError(f"{name} must be {wanted}, got {value!r}", param=name)
+
+
+def _finite(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or not low <= value <= high:
+        inside = False
+    else:
+        inside = value > low or not open_low
+    if not inside:
+        bracket = "(" if open_low else "["
+        raise RequestError(
+            f"{name} must be a number in {bracket}{low:g}, {high:g}], got {value!r}", param=name
+        )

@@ -1,0 +1,1 @@
+"""octavo.testing: the conformance kit."""

@@ -1,0 +1,9 @@
+"""Built-in kv cache managers. Importing this imports no implementation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from octavo.core.contracts import Provider
+
+PROVIDERS: list[Provider[Any]] = []

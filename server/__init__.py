@@ -1,0 +1,1 @@
+"""octavo.server: see docs/structure.md."""
