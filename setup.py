@@ -8,9 +8,8 @@ from pathlib import Path
 
 from setuptools import setup
 
-TOP = {"core": "octavo.core"} | {
-    name: f"octavo.{name}" for name in ("plugins", "backends", "models", "server", "bench")
-}
+TOP = ("core", "plugins", "backends", "models", "server", "bench")
+DATA = ("py.typed", "c", "cpp", "h", "html", "css", "js", "svg", "jinja", "yaml", "json")
 
 
 def subpackages(folder: Path, name: str) -> dict[str, str]:
@@ -23,11 +22,11 @@ def subpackages(folder: Path, name: str) -> dict[str, str]:
 
 
 package_dir = {"octavo": "core/public"}
-for folder, name in TOP.items():
-    package_dir |= subpackages(Path(folder), name)
+for top in TOP:
+    package_dir |= subpackages(Path(top), f"octavo.{top}")
 
 setup(
     packages=list(package_dir),
     package_dir=package_dir,
-    package_data={"": ["py.typed", "*.c", "*.cpp", "*.h", "*.html", "*.css", "*.js", "*.svg", "*.jinja", "*.yaml", "*.json"]},
+    package_data={"": [ending if "." in ending else f"*.{ending}" for ending in DATA]},
 )

