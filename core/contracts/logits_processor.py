@@ -4,6 +4,13 @@ Two places. `device` processors run in the worker between forward pass and sampl
 `host` processors run in the engine process and give masks, made while the forward pass runs
 (grammars). State belongs to a slot, and follows committed tokens only: a prompt chunk that is
 discarded, a preemption or a rejected speculation never shows.
+
+Which run: every available provider with `rank` > 0, by descending rank (ties by name), then those
+that the configuration lists under `logits_processors`, in its order (one that is listed and has a
+positive rank takes the listed place and options). The built-in ones, in this order: bias,
+allowed_tokens, penalties, bad_words, min_tokens; so masks win over bias.
+
+An exception of a processor is an error of the requests it was called for, and of no others.
 """
 
 from __future__ import annotations
@@ -52,7 +59,8 @@ class LogitsProcessor(ABC):
     @abstractmethod
     def attach(self, request: AttachedRequest) -> bool:
         """A sequence got a slot. False: this processor has nothing to do for it and is not called
-        for its rows. Raise `RequestError` to fail that request alone."""
+        for its rows. Raise `RequestError` to fail that request alone. After False or an exception
+        nothing may be kept: `detach` is not called."""
 
     def accept(self, slots: NDArray[np.intp], token_ids: NDArray[np.int32]) -> None:  # noqa: B027
         """The tokens int32[n] were sampled and kept for the slots intp[n] (only attached ones)."""
@@ -66,16 +74,15 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def detach(self, slot: int) -> None:
-        """The slot is free: finished, aborted or preempted. Nothing may leak to its next user."""
+        """An attached slot is free: finished, aborted, preempted or failed. Nothing may leak to its
+        next user."""
 
 
 class DeviceLogitsProcessor(LogitsProcessor):
     """Edits logits on the device."""
 
     @abstractmethod
-    def apply(
-        self, logits: torch.Tensor, slots: NDArray[np.intp], rows: NDArray[np.intp]
-    ) -> None:
+    def apply(self, logits: torch.Tensor, slots: NDArray[np.intp], rows: NDArray[np.intp]) -> None:
         """Edit float32[R, V] in place for the attached `slots` intp[n], which are the `rows`
         intp[n] of `logits`. Other rows must not change."""
 

@@ -2,16 +2,27 @@
 
 Runs in the worker. Legend: R sampling rows, V vocabulary.
 
-The random draw is part of the contract, so that equal logits give equal tokens whatever the
-sampler, the batch, the chunking or a preemption. The token is
+Everything that decides which token is drawn is part of the contract, so that equal logits give
+equal tokens whatever the sampler, the batch, the chunking or a preemption. For a row, float32
+unless said otherwise:
 
-    argmax over allowed t of  logits[t] / temperature + gumbel(seed, position, index, t)
+    scaled[t] = logits[t] / temperature, at most the largest finite float32
+    top_k:  the k tokens with the largest scaled
+    top_p:  of these, in descending order, the shortest run whose weights add up to at least
+            ceil(top_p * total), where weight[t] = round(2**40 * exp(scaled[t] - max)), computed in
+            float64, rounded half to even to int64, and total is the sum over what top_k left;
+            sums of integers do not depend on the order of summation
+    min_p:  of these, the tokens with scaled[t] - max >= log(min_p), computed in float64
+    token = argmax over the tokens left of  scaled[t] + gumbel(seed, position, index, t)
     gumbel = -log(-log(u)),  u = (word + 0.5) / 2**32, computed in float64, rounded to float32
-    word = philox4x32_10(counter=(t >> 2, position, index, 0), key=(seed & 0xffffffff, seed >> 32))[t & 3]
+    word = philox4x32_10(counter=(t >> 2, position, index, 0), key=(seed % 2**32, seed >> 32)),
+           of its four words number t & 3
 
+All ties (in top_k, in the order of top_p, in argmax, in ranks) go to the lower token id. u is exact
+in float64 and never 0 or 1, so -3.14 < gumbel < 22.88.
 (Gumbel-max trick, Gumbel 1954; Philox 4x32-10, Salmon et al., SC'11.) `position` is the number of
-tokens before the one being drawn, `index` the choice (0 when n is 1). Ties go to the lowest token
-id. `octavo.core.random` has the function in NumPy with test vectors.
+tokens before the one being drawn, modulo 2**32; `index` is the choice (0 when n is 1).
+`octavo.core.random` has the draw in NumPy with test vectors.
 """
 
 from __future__ import annotations
@@ -23,18 +34,33 @@ from typing import TYPE_CHECKING
 from octavo.core.contracts.provider import Provider, hookspec
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
+
+
+@dataclass(slots=True)
+class SamplingColumns:
+    """The same parameters on the host, from which a sampler chooses its way without waiting for the
+    device. Read-only: temperature float32[R], top_k int32[R], top_p float32[R], min_p float32[R].
+    """
+
+    temperature: NDArray[np.float32]
+    top_k: NDArray[np.int32]
+    top_p: NDArray[np.float32]
+    min_p: NDArray[np.float32]
 
 
 @dataclass(slots=True)
 class SamplingBatch:
     """Parameters of R rows as tensors on the device, at fixed addresses.
 
-    temperature float32[R] (0 is greedy), top_k int32[R] (V is off), top_p float32[R],
-    min_p float32[R], seed int64[R] (the 64 bits of the unsigned seed), position int64[R],
-    index int64[R]. The flags are computed on the host and let a sampler skip work: all_greedy,
-    any_top_k, any_top_p, any_min_p. max_logprobs: alternatives wanted by some row (-1: none wants
-    logprobs, not even of the chosen token).
+    temperature float32[R] (0 is greedy), top_k int32[R] (V is off), top_p float32[R] (1 is off),
+    min_p float32[R] (0 is off), seed int64[R] (the 64 bits of the unsigned seed), position
+    int64[R], index int64[R]. The flags are computed on the host and let a sampler skip work:
+    all_greedy (the other parameters are then not written: a sampler must not read them), any_top_k,
+    any_top_p, any_min_p (of rows that are not greedy). max_logprobs: alternatives wanted by some
+    row (-1: none wants logprobs, not even of the chosen token). host: columns on the host.
     """
 
     num_rows: int
@@ -50,12 +76,14 @@ class SamplingBatch:
     any_top_p: bool
     any_min_p: bool
     max_logprobs: int
+    host: SamplingColumns
 
 
 @dataclass(slots=True)
 class SampledTokens:
     """token_ids int64[R]. valid bool[R]: False where no token was allowed (every logit of the row
-    -inf or NaN): an error of that request alone."""
+    is -inf) or some logit is NaN: an error of that request alone, whose token is meaningless but a
+    token id."""
 
     token_ids: torch.Tensor
     valid: torch.Tensor
@@ -81,8 +109,9 @@ class SamplerContext:
 
 
 class Sampler(ABC):
-    """Order of operations: temperature, top_k, top_p (on what top_k left, renormalised), min_p,
-    draw. Penalties, bias and masks are done by logits processors before."""
+    """The operations of the module's docstring, in that order. Greedy rows take the argmax of their
+    logits. Penalties, bias and masks are done by logits processors before. A row's result must not
+    depend on the other rows."""
 
     @abstractmethod
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
@@ -90,8 +119,8 @@ class Sampler(ABC):
 
     @abstractmethod
     def logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, num: int) -> TokenLogprobs:
-        """Log-softmax of raw float32[m, V] for the given int64[m] tokens and the `num` most
-        probable ones; ties in rank go to the lower token id."""
+        """Log-softmax of raw float32[m, V] for the given int64[m] tokens and the `num` (0 to V)
+        most probable ones. A rank is 1 plus the number of tokens before it in descending order."""
 
 
 class Spec:
