@@ -1,0 +1,137 @@
+"""The device logits processors of a worker, and which slots each has something to do for.
+
+Legend: S slots, R sampling rows, V vocabulary, P processors.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from octavo.core.contracts.logits_processor import AttachedRequest, DeviceLogitsProcessor
+from octavo.core.errors import RequestError
+from octavo.core.messages import AdmittedRow
+
+logger = logging.getLogger(__name__)
+
+
+class ProcessorSet:
+    """Calls each processor with its own slots only. Lives in the worker; not thread-safe.
+
+    errors: slot to message, for requests that a processor refused or failed for; kept until the
+    slot is released or attached again. Such a slot is left alone by every processor.
+    """
+
+    def __init__(
+        self,
+        processors: Sequence[DeviceLogitsProcessor],
+        max_num_seqs: int,
+        names: Sequence[str] = (),
+    ) -> None:
+        """`processors` in the order in which they edit; `names` are those of their plugins."""
+        self.processors = tuple(processors)
+        self.names = tuple(names) or tuple(type(item).__name__ for item in processors)
+        if len(self.names) != len(self.processors):
+            raise ValueError(f"{len(self.processors)} processors, but {len(self.names)} names")
+        self.errors: dict[int, str] = {}
+        self._attached = np.zeros((len(self.processors), max_num_seqs), np.bool_)
+        self._counts = [0] * len(self.processors)
+        self._logged: set[str] = set()
+
+    @property
+    def active(self) -> bool:
+        """Whether some slot has a processor. `apply` and `accept` cost nothing otherwise."""
+        return any(self._counts)
+
+    def attach(self, row: AdmittedRow) -> None:
+        """A sequence got a slot; `token_ids` past `num_prompt` were generated in an earlier life.
+        Never raises for what a processor does: see `errors`."""
+        self.release(row.slot)
+        request = AttachedRequest(
+            slot=row.slot,
+            handle=row.handle,
+            prompt=row.token_ids[: row.num_prompt],
+            output=row.token_ids[row.num_prompt :],
+            params=row.sampling,
+            eos_token_ids=() if row.sampling.ignore_eos else tuple(row.eos_token_ids),
+        )
+        for number, processor in enumerate(self.processors):
+            slots = np.array([row.slot], np.intp)
+            wanted, ok = self._guard(number, slots, processor.attach, request)
+            if not ok:
+                return
+            if wanted:
+                self._attached[number, row.slot] = True
+                self._counts[number] += 1
+
+    def release(self, slot: int) -> None:
+        """The slot is free. Releasing a free slot does nothing."""
+        self.errors.pop(slot, None)
+        self._detach(slot)
+
+    def apply(self, logits: torch.Tensor, slots: NDArray[np.intp]) -> None:
+        """Edit float32[R, V] in place; row i belongs to `slots[i]`."""
+        for number, processor in enumerate(self.processors):
+            if not self._counts[number]:
+                continue
+            rows = self._attached[number, slots].nonzero()[0]
+            if rows.size:
+                mine = slots[rows]
+                self._guard(number, mine, processor.apply, logits, mine, rows)
+
+    def accept(self, slots: NDArray[np.intp], token_ids: NDArray[np.int32]) -> None:
+        """The tokens int32[n] were sampled and kept for the slots intp[n]."""
+        for number, processor in enumerate(self.processors):
+            if not self._counts[number]:
+                continue
+            rows = self._attached[number, slots].nonzero()[0]
+            if rows.size:
+                mine = slots[rows]
+                self._guard(number, mine, processor.accept, mine, token_ids[rows])
+
+    def rollback(self, slot: int, num_tokens: int) -> None:
+        """Take back the last accepted tokens of a slot."""
+        for number, processor in enumerate(self.processors):
+            if self._attached[number, slot]:
+                slots = np.array([slot], np.intp)
+                self._guard(number, slots, processor.rollback, slot, num_tokens)
+
+    def _guard(
+        self, number: int, slots: NDArray[np.intp], call: Callable[..., object], *args: object
+    ) -> tuple[object, bool]:
+        """`(result, True)`, or `(None, False)` after noting the error for these slots."""
+        try:
+            return call(*args), True
+        except RequestError as error:
+            message = str(error)
+        except Exception as error:
+            name = self.names[number]
+            message = f"logits processor '{name}' failed: {type(error).__name__}: {error}"
+            if name not in self._logged:
+                self._logged.add(name)
+                logger.exception("%s (its requests end with an error; logged once)", message)
+        for slot in slots.tolist():
+            self.errors.setdefault(slot, message)
+            self._detach(slot)
+        return None, False
+
+    def _detach(self, slot: int) -> None:
+        for number in range(len(self.processors)):
+            if self._attached[number, slot]:
+                self._attached[number, slot] = False
+                self._counts[number] -= 1
+                self._quietly_detach(number, slot)
+
+    def _quietly_detach(self, number: int, slot: int) -> None:
+        """An error in `detach` has no request left to belong to: it is logged, once."""
+        try:
+            self.processors[number].detach(slot)
+        except Exception:
+            name = self.names[number]
+            if name not in self._logged:
+                self._logged.add(name)
+                logger.exception("logits processor '%s' failed in detach (logged once)", name)
