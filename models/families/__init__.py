@@ -6,4 +6,12 @@ from typing import Any
 
 from octavo.core.contracts import Provider
 
-PROVIDERS: list[Provider[Any]] = []
+PROVIDERS: list[Provider[Any]] = [
+    Provider(
+        name="decoder",
+        factory="octavo.models.families.decoder:Decoder",
+        probe="octavo.models.families.config:probe",
+        rank=100,
+        summary="Llama, SmolLM, Mistral, Qwen2 and Qwen3, natively",
+    ),
+]
