@@ -12,7 +12,6 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-
 from octavo.core.sampling_params import SamplingParams
 
 M = TypeVar("M")

@@ -95,9 +95,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     def _check_lists(self) -> None:
         for text in self.stop or ():
             if not isinstance(text, str) or not text:
-                raise RequestError(
-                    f"stop must be non-empty strings, got {text!r}", param="stop"
-                )
+                raise RequestError(f"stop must be non-empty strings, got {text!r}", param="stop")
         for name in ("stop_token_ids", "allowed_token_ids"):
             for token in getattr(self, name) or ():
                 _integer(name, token, 0)

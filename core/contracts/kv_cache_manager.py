@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
 from octavo.core.contracts.provider import Provider, hookspec
 
 
@@ -97,9 +96,7 @@ class KVCacheManager(ABC):
         token is always recomputed. Changes nothing but statistics kept by `admit`."""
 
     @abstractmethod
-    def admit(
-        self, slot: int, digest: Any, match: Match, total: int
-    ) -> Sequence[BlockCopy] | None:
+    def admit(self, slot: int, digest: Any, match: Match, total: int) -> Sequence[BlockCopy] | None:
         """Give `slot` the matched blocks and new ones up to `total` tokens. None when blocks do
         not suffice: then nothing has changed. The copies returned must run before the forward
         pass."""

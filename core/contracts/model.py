@@ -15,7 +15,6 @@ from octavo.core.contracts.provider import Provider, hookspec
 
 if TYPE_CHECKING:
     import torch
-
     from octavo.core.contracts.quantization import QuantizationMethod
 
 

@@ -1,4 +1,4 @@
-"""Built-in kv cache managers. Importing this imports no implementation."""
+"""Built-in KV cache managers. Importing this imports no implementation."""
 
 from __future__ import annotations
 
@@ -6,4 +6,10 @@ from typing import Any
 
 from octavo.core.contracts import Provider
 
-PROVIDERS: list[Provider[Any]] = []
+PROVIDERS: list[Provider[Any]] = [
+    Provider(
+        name="paged",
+        factory="octavo.plugins.kv_cache_managers.paged:PagedKVCacheManager",
+        summary="fixed-size blocks, hash-chained prefix reuse, LRU eviction",
+    ),
+]

@@ -1,4 +1,4 @@
-"""Built-in preemption. Importing this imports no implementation."""
+"""Built-in preemption policies. Importing this imports no implementation."""
 
 from __future__ import annotations
 
@@ -6,4 +6,10 @@ from typing import Any
 
 from octavo.core.contracts import Provider
 
-PROVIDERS: list[Provider[Any]] = []
+PROVIDERS: list[Provider[Any]] = [
+    Provider(
+        name="recompute",
+        factory="octavo.plugins.preemption.recompute:RecomputePolicy",
+        summary="drop the victim's KV cache and compute it again",
+    ),
+]

@@ -6,4 +6,10 @@ from typing import Any
 
 from octavo.core.contracts import Provider
 
-PROVIDERS: list[Provider[Any]] = []
+PROVIDERS: list[Provider[Any]] = [
+    Provider(
+        name="fcfs",
+        factory="octavo.plugins.scheduler_policies.fcfs:FcfsPolicy",
+        summary="first come, first served",
+    ),
+]

@@ -1,0 +1,183 @@
+"""`EngineCore`: the plan, execute, commit loop, one step at a time."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.core.contracts.executor import Executor, Ticket
+from octavo.core.contracts.logits_processor import HostLogitsProcessor
+from octavo.core.contracts.observer import Observer, RequestRecord, StepRecord
+from octavo.core.engine.host_masks import HostMasks
+from octavo.core.engine.observers import Observers
+from octavo.core.engine.timing import StepTiming
+from octavo.core.messages import EngineOutputs, EngineRequest, StepPlan, StepResult
+from octavo.core.scheduler.scheduler import Scheduler
+from octavo.core.scheduler.state import Sequence as RunningSequence
+
+
+@dataclass(slots=True)
+class _Submitted:
+    ticket: Ticket
+    plan: StepPlan
+    started: float
+    schedule_s: float
+    sampled: bool
+
+
+class EngineCore:
+    """All calls come from one thread.
+
+    With an executor that takes several plans in flight, step N + 1 is planned and submitted before
+    step N is collected; a step that needs masks samples only after the one before it is committed.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        host_processors: Sequence[HostLogitsProcessor] = (),
+        observers: Sequence[tuple[str, Observer]] = (),
+        report: Any = None,
+        resolved: Any = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler, self.executor = scheduler, executor
+        self.report, self.resolved = report, resolved
+        self.clock = clock
+        self.timing = StepTiming()
+        self.observers = Observers(observers)
+        self._masks = HostMasks(host_processors, scheduler.limits.vocab_size, self._fail)
+        self._submitted: deque[_Submitted] = deque()
+        self._closed = False
+        if self.observers.want_requests:
+            scheduler.on_finished = self._tell_finished
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request. Raises `RequestError` when it can never run."""
+        self.scheduler.add(request)
+
+    def abort(self, handles: Sequence[int]) -> None:
+        """End these sequences; those that have ended already are ignored."""
+        self.scheduler.abort(handles)
+
+    def has_work(self) -> bool:
+        """Whether `step` would do anything."""
+        return bool(self._submitted) or self.scheduler.has_work()
+
+    def step(self) -> EngineOutputs | None:
+        """Advance by one step and return what it produced, or None when there was nothing to do."""
+        while len(self._submitted) < self.executor.max_in_flight:
+            if not self._submit():
+                break
+        if not self._submitted:
+            return self.scheduler.take_outputs()
+        return self._collect()
+
+    def _submit(self) -> bool:
+        started = time.perf_counter()
+        plan = self.scheduler.plan()
+        if plan is None:
+            return False
+        plan.needs_mask = self._masks.follow(plan)
+        schedule_s = time.perf_counter() - started
+        ticket = self.executor.submit(plan)
+        self._submitted.append(_Submitted(ticket, plan, started, schedule_s, sampled=False))
+        if not plan.needs_mask or len(self._submitted) == 1:
+            self._sample(self._submitted[-1])
+        return True
+
+    def _sample(self, step: _Submitted) -> None:
+        masks = self._masks.masks(step.plan) if step.plan.needs_mask else None
+        self.executor.sample(step.ticket, masks)
+        step.sampled = True
+
+    def _collect(self) -> EngineOutputs:
+        step = self._submitted.popleft()
+        result = self.executor.collect(step.ticket)
+        started = time.perf_counter()
+        record = self.scheduler.in_flight[0]
+        outputs = self.scheduler.commit(result)
+        self._masks.accept(outputs)
+        if self._submitted and not self._submitted[0].sampled:
+            self._sample(self._submitted[0])
+        commit_s = time.perf_counter() - started
+        self.timing.record(
+            step.schedule_s, result.prepare_s, result.forward_s, result.sample_s, commit_s
+        )
+        if self.observers.want_steps:
+            self._tell_step(step, result, outputs, record.num_prefill_tokens, commit_s)
+        return outputs
+
+    def _fail(self, handle: int, message: str) -> None:
+        self.scheduler.abort([handle], "error", message)
+
+    def _tell_step(
+        self,
+        step: _Submitted,
+        result: StepResult,
+        outputs: EngineOutputs,
+        num_prefill: int,
+        commit_s: float,
+    ) -> None:
+        scheduler = self.scheduler
+        self.observers.step(
+            StepRecord(
+                step=result.step,
+                started=step.started,
+                schedule_s=step.schedule_s,
+                prepare_s=result.prepare_s,
+                forward_s=result.forward_s,
+                sample_s=result.sample_s,
+                commit_s=commit_s,
+                num_running=scheduler.num_running,
+                num_waiting=scheduler.num_waiting,
+                num_tokens=int(step.plan.counts.sum()),
+                num_prefill=num_prefill,
+                num_sampled=len(outputs.handles),
+                num_preempted=scheduler.num_preemptions,
+                kv=scheduler.kv.stats(),
+            )
+        )
+
+    def _tell_finished(self, sequence: RunningSequence, reason: str) -> None:
+        self.observers.request(
+            RequestRecord(
+                request_id=sequence.request.request_id,
+                handle=sequence.handle,
+                arrival=sequence.arrival,
+                admitted=sequence.admitted_at,
+                first_token=sequence.first_token_at,
+                finished=self.clock(),
+                num_prompt=sequence.num_prompt,
+                num_output=sequence.num_output,
+                num_cached=sequence.num_cached,
+                num_preemptions=sequence.num_preemptions,
+                finish_reason=reason,
+            )
+        )
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False while blocks are in use."""
+        return self.scheduler.kv.reset_prefix_cache()
+
+    def metrics(self) -> dict[str, Any]:
+        """Step phases and the scheduler's state, as plain data."""
+        stats = self.scheduler.stats()
+        return {
+            **self.timing.summary(),
+            **{name: getattr(stats, name) for name in stats.__struct_fields__},
+            "kv_cache_usage": self.scheduler.kv.stats().usage,
+            "observer_failures": dict(self.observers.num_failures),
+        }
+
+    def close(self) -> None:
+        """Stop the workers. More than one call is harmless."""
+        if not self._closed:
+            self._closed = True
+            self.observers.close()
+            self.executor.close()

@@ -1,0 +1,102 @@
+"""Host logits processors: attached by plan, asked for masks while the forward pass runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from octavo.core.contracts.logits_processor import AttachedRequest, HostLogitsProcessor
+from octavo.core.errors import RequestError
+from octavo.core.messages import AdmittedRow, EngineOutputs, LogitMasks, StepPlan
+
+logger = logging.getLogger(__name__)
+
+Fail = Callable[[int, str], None]
+
+
+class HostMasks:
+    """Knows which slots each processor attended to. `fail(handle, message)` ends one request."""
+
+    def __init__(
+        self, processors: Sequence[HostLogitsProcessor], vocab_size: int, fail: Fail
+    ) -> None:
+        self._processors = processors
+        self._words = -(-vocab_size // 32)
+        self._fail = fail
+        self._attached: list[set[int]] = [set() for _ in processors]
+        self._slot_of: dict[int, int] = {}
+        self._handle_of: dict[int, int] = {}
+
+    def follow(self, plan: StepPlan) -> bool:
+        """Attach and detach what the plan seats and releases. True when the plan needs a mask."""
+        if not self._processors:
+            return False
+        for slot in plan.released.tolist():
+            self._detach(slot)
+        for row in plan.admitted:
+            self._attach(row)
+        masked = set().union(*self._attached)
+        return bool(masked) and not masked.isdisjoint(plan.slots[plan.sample_rows].tolist())
+
+    def masks(self, plan: StepPlan) -> LogitMasks | None:
+        """Masks for the sampling rows of a plan that needs one."""
+        slots = plan.slots[plan.sample_rows].astype(np.intp)
+        wanted = set().union(*self._attached)
+        rows = np.asarray([i for i, s in enumerate(slots.tolist()) if s in wanted], np.intp)
+        if not rows.size:
+            return None
+        bitmask = np.full((len(rows), self._words), -1, np.int32)
+        for processor, attached in zip(self._processors, self._attached, strict=True):
+            mine = np.asarray(
+                [i for i, s in enumerate(slots[rows].tolist()) if s in attached], np.intp
+            )
+            if mine.size:
+                part = bitmask[mine]
+                processor.mask(slots[rows][mine], part)
+                bitmask[mine] = part
+        return LogitMasks(rows=rows.astype(np.int32), bitmask=bitmask)
+
+    def accept(self, outputs: EngineOutputs) -> None:
+        """Tell the processors which tokens were kept."""
+        if not self._slot_of:
+            return
+        seen = [
+            (self._slot_of[handle], row)
+            for row, handle in enumerate(outputs.handles.tolist())
+            if handle in self._slot_of
+        ]
+        for processor, attached in zip(self._processors, self._attached, strict=True):
+            mine = [(slot, row) for slot, row in seen if slot in attached]
+            if mine:
+                slots = np.asarray([slot for slot, _ in mine], np.intp)
+                rows = [row for _, row in mine]
+                processor.accept(slots, outputs.token_ids[rows, 0])
+
+    def _attach(self, row: AdmittedRow) -> None:
+        request = AttachedRequest(
+            slot=row.slot,
+            handle=row.handle,
+            prompt=row.token_ids[: row.num_prompt],
+            output=row.token_ids[row.num_prompt :],
+            params=row.sampling,
+            eos_token_ids=() if row.sampling.ignore_eos else tuple(row.eos_token_ids),
+        )
+        for processor, attached in zip(self._processors, self._attached, strict=True):
+            try:
+                if processor.attach(request):
+                    attached.add(row.slot)
+            except RequestError as error:
+                self._fail(row.handle, str(error))
+        if any(row.slot in attached for attached in self._attached):
+            self._slot_of[row.handle] = row.slot
+            self._handle_of[row.slot] = row.handle
+
+    def _detach(self, slot: int) -> None:
+        for processor, attached in zip(self._processors, self._attached, strict=True):
+            if slot in attached:
+                attached.discard(slot)
+                processor.detach(slot)
+        handle = self._handle_of.pop(slot, None)
+        if handle is not None:
+            del self._slot_of[handle]

@@ -1,0 +1,167 @@
+"""Admission: waiting sequences get slots while seats, tokens and blocks last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from octavo.core.contracts.kv_cache_manager import NO_MATCH, BlockCopy, Match
+from octavo.core.contracts.scheduler_policy import SchedulerPolicy
+from octavo.core.messages import AdmittedRow
+from octavo.core.scheduler.state import Phase, Sequence
+
+if TYPE_CHECKING:
+    from octavo.core.scheduler.scheduler import Scheduler
+
+COPY_IN_DEVICE = 0
+NO_COPIES = np.empty((5, 0), np.int32)
+
+
+class Admission:
+    """The part of the scheduler that seats waiting sequences."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._s = scheduler
+        policy = type(scheduler.policy)
+        self.policy_shapes_chunks = (
+            policy.cap is not SchedulerPolicy.cap or policy.order is not SchedulerPolicy.order
+        )
+
+    def admit(
+        self, budget: int, chunks: NDArray[np.int64] | None
+    ) -> tuple[list[AdmittedRow], NDArray[np.int32], NDArray[np.int64] | None]:
+        """Seat what fits into `budget` tokens.
+
+        Returns the rows for the plan, the copies int32[5, n], and `chunks` with the tokens of the
+        newly seated prefilling rows appended (None still when there is no prefilling row).
+        """
+        scheduler = self._s
+        if budget <= 0 or not len(scheduler.policy) or not scheduler.slots.num_free:
+            return [], NO_COPIES, chunks
+        admitted: list[AdmittedRow] = []
+        copies: list[tuple[int, int, int, int, int]] = []
+        seated: list[int] = []
+        sizes: list[int] = []
+        while budget > 0 and scheduler.slots.num_free:
+            waiting = scheduler.policy.peek()
+            if waiting is None:
+                break
+            sequence = scheduler.sequences[waiting.handle]
+            placed = self._place(sequence, budget)
+            if placed is None:
+                break
+            slot, chunk, block_copies = placed
+            scheduler.policy.pop()
+            budget -= chunk
+            seated.append(slot)
+            sizes.append(chunk)
+            copies.extend(_copy_entries(block_copies))
+            admitted.append(self._describe(sequence, slot))
+        if not seated:
+            return [], NO_COPIES, chunks
+        scheduler.prefilling.append(seated)
+        new = np.asarray(sizes, np.int64)
+        table = np.asarray(copies, np.int32).T if copies else NO_COPIES
+        return admitted, table, new if chunks is None else np.concatenate([chunks, new])
+
+    def _place(
+        self, sequence: Sequence, budget: int
+    ) -> tuple[int, int, Iterable[BlockCopy]] | None:
+        """Slot, first chunk and copies for a sequence, or None when it does not fit now."""
+        parent = self._fork_parent(sequence)
+        if parent is not None:
+            return self._place_fork(sequence, parent)
+        scheduler = self._s
+        limits, kv = scheduler.limits, scheduler.kv
+        total = len(sequence.known)
+        match = self._match(sequence)
+        want = total - match.num_tokens
+        if limits.max_chunk_tokens is not None and limits.chunked_prefill:
+            want = min(want, limits.max_chunk_tokens)
+        if want > budget and not limits.chunked_prefill:
+            return None
+        chunk = min(scheduler.policy.admit_cap(sequence.waiting, min(want, budget)), budget, want)
+        if chunk <= 0:
+            return None
+        if not self._has_headroom(sequence, want):
+            return None
+        slot = scheduler.slots.take()
+        # Blocks for the whole prompt at once: a prompt that was begun never waits half-way.
+        copies = kv.admit(slot, sequence.digest, match, total)
+        if copies is None:
+            scheduler.slots.give_back(slot)
+            return None
+        self._seat(sequence, slot, match.num_tokens)
+        return slot, chunk, copies
+
+    def _has_headroom(self, sequence: Sequence, want: int) -> bool:
+        """A preempted sequence comes back only when the others can each take one more block, so
+        that it is not preempted again at once."""
+        scheduler = self._s
+        if not sequence.num_preemptions or not scheduler.num_running:
+            return True
+        kv = scheduler.kv.stats()
+        room = (
+            kv.num_free + kv.num_evictable - scheduler.num_running
+        ) * scheduler.limits.block_size
+        return room >= want
+
+    def _match(self, sequence: Sequence) -> Match:
+        # Prompt logprobs need the logits of every prompt token: nothing may be skipped.
+        if sequence.request.sampling.prompt_logprobs is not None:
+            return NO_MATCH
+        return self._s.kv.lookup(sequence.digest, sequence.known)
+
+    def _fork_parent(self, sequence: Sequence) -> Sequence | None:
+        """The running sequence whose prompt this one can share, if its KV is there."""
+        request = sequence.request
+        if request.parent is None or len(sequence.known) != sequence.num_prompt:
+            return None
+        parent = self._s.sequences.get(request.parent)
+        if parent is None or parent.slot < 0 or sequence.num_prompt < 2:
+            return None
+        if int(self._s.slots.num_computed[parent.slot]) < sequence.num_prompt:
+            return None
+        return parent
+
+    def _place_fork(
+        self, sequence: Sequence, parent: Sequence
+    ) -> tuple[int, int, Iterable[BlockCopy]] | None:
+        scheduler = self._s
+        slot = scheduler.slots.take()
+        shared = sequence.num_prompt - 1  # it computes the prompt's last token itself, to sample
+        copies = scheduler.kv.fork(parent.slot, slot, shared)
+        if copies is None:
+            scheduler.slots.give_back(slot)
+            return None
+        self._seat(sequence, slot, shared)
+        return slot, 1, copies
+
+    def _seat(self, sequence: Sequence, slot: int, num_computed: int) -> None:
+        scheduler = self._s
+        scheduler.slots.seat(slot, sequence, num_computed)
+        scheduler.slots.phase[slot] = Phase.PREFILL
+        scheduler.note_admission(sequence, num_computed)
+
+    def _describe(self, sequence: Sequence, slot: int) -> AdmittedRow:
+        scheduler, request = self._s, sequence.request
+        held = int(scheduler.kv.num_slot_blocks[slot])
+        return AdmittedRow(
+            slot=slot,
+            handle=request.handle,
+            token_ids=sequence.known,
+            num_prompt=sequence.num_prompt,
+            num_computed=int(scheduler.slots.num_computed[slot]),
+            blocks=scheduler.kv.block_tables[:, slot, :held].copy(),
+            sampling=request.sampling,
+            seed=request.seed,
+            index=request.index,
+            eos_token_ids=request.eos_token_ids,
+            adapter=request.adapter,
+        )
+
+
+def _copy_entries(copies: Iterable[BlockCopy]) -> list[tuple[int, int, int, int, int]]:
+    return [(COPY_IN_DEVICE, c.group, c.source, c.target, c.num_tokens) for c in copies]
