@@ -5,11 +5,14 @@ A choice of a plugin is a name, or a mapping with `name` and that implementation
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+
+from octavo.core.config.origin import Origin
 
 Auto = Literal["auto"]
+Positive = Annotated[int, Field(gt=0)]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -111,7 +114,7 @@ class SchedulerConfig(Section):
     max_num_seqs: int = Field(
         default=256, gt=0, le=65536, description="Most sequences that run at once."
     )
-    max_num_batched_tokens: int | Auto = Field(
+    max_num_batched_tokens: Positive | Auto = Field(
         default="auto",
         description="Most tokens a step computes. auto: by device; on a CPU measured at start, so "
         "that a full step takes at most half a second.",
@@ -128,7 +131,7 @@ class KVCacheConfig(Section):
     """The KV cache pool."""
 
     manager: Choice = Field(default=Choice(name="paged"), description="KV cache manager.")
-    block_size: int | Auto = Field(
+    block_size: Positive | Auto = Field(
         default="auto", description="Tokens a block. auto: 16, or what the attention backend asks."
     )
     prefix_caching: bool = Field(
@@ -183,7 +186,7 @@ class ExecutorConfig(Section):
 
     kind: Choice = Field(default=Choice(name="local"), description="Executor.")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Device.")
-    num_threads: int | Auto = Field(
+    num_threads: Positive | Auto = Field(
         default="auto",
         description="CPU threads of the engine. auto: the cores that affinity and cgroup allow.",
     )
@@ -225,7 +228,13 @@ class PluginsConfig(Section):
 
 
 class EngineConfig(Section):
-    """The whole configuration."""
+    """The whole configuration. `origin` says which file and line a value came from."""
+
+    _origin: Origin = PrivateAttr(default_factory=Origin)
+
+    @property
+    def origin(self) -> Origin:
+        return self._origin
 
     model: ModelConfig = Field(default_factory=ModelConfig, description="The model.")
     scheduler: SchedulerConfig = Field(

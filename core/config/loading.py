@@ -1,0 +1,173 @@
+"""From YAML, a mapping, `--set` and flags to an `EngineConfig`. Imports no torch.
+
+Precedence: flags over `--set` over `mapping` over the file over defaults.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path as FilePath
+from typing import Any
+
+from pydantic import ValidationError
+
+from octavo.core.config.models import Choice, EngineConfig
+from octavo.core.config.origin import Origin, Path, dotted
+from octavo.core.config.validation import model_at, problems, show
+from octavo.core.config.yaml_source import parse_value, read_yaml
+from octavo.core.errors import ConfigError
+
+
+def load_config(
+    file: str | os.PathLike[str] | None = None,
+    mapping: Mapping[str, Any] | None = None,
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+) -> EngineConfig:
+    """The configuration from all its sources.
+
+    file: of YAML. mapping: nested, as the YAML would be. overrides: `"section.key=VALUE"` with the
+    VALUE in YAML. flags: dotted key to value. Raises `ConfigError` with path, file and line.
+    """
+    data: dict[str, Any] = {}
+    origin = Origin()
+    if file is not None:
+        path = FilePath(file)
+        data, lines = read_yaml(path)
+        origin.update(lines, str(file))
+        _anchor_plugin_files(data, path.parent)
+    if mapping:
+        _merge(data, mapping, (), origin)
+    for key, text in _ordered(overrides):
+        _set(data, key, parse_value(text, "--set"), origin, "--set")
+    for name, value in (flags or {}).items():
+        _set(data, _split(name, name), value, origin, None)
+    return _validate(data, origin)
+
+
+def _validate(data: dict[str, Any], origin: Origin) -> EngineConfig:
+    try:
+        config = EngineConfig.model_validate(data)
+    except ValidationError as exc:
+        found = problems(exc, EngineConfig, data)
+        found.sort(key=lambda problem: origin.where(problem.path)[1] or 0)
+        first, more = found[0], len(found) - 1
+        file, line = origin.where(first.path)
+        message = first.message + (f" (and {more} more)" if more else "")
+        raise ConfigError(message, path=dotted(first.path), file=file, line=line) from None
+    config._origin = origin
+    return config
+
+
+def _anchor_plugin_files(data: dict[str, Any], folder: FilePath) -> None:
+    """Plugin files named in a YAML file are relative to its folder."""
+    section = data.get("plugins")
+    load = section.get("load") if isinstance(section, dict) else None
+    if isinstance(load, list) and isinstance(section, dict):
+        section["load"] = [
+            os.path.join(os.path.abspath(folder), item)
+            if isinstance(item, str) and item.startswith(("./", "../"))
+            else item
+            for item in load
+        ]
+
+
+def _merge(data: dict[str, Any], extra: Mapping[str, Any], path: Path, origin: Origin) -> None:
+    """Put `extra` over `data`: sections key by key, everything else whole."""
+    for key, value in extra.items():
+        below = (*path, key)
+        if isinstance(value, Mapping) and isinstance(data.get(key), dict) and _is_section(below):
+            _merge(data[key], value, below, origin)
+        else:
+            data[key] = dict(value) if isinstance(value, Mapping) else value
+            if origin.where(below) != (None, None):
+                origin.record(below, "mapping")
+
+
+def _is_section(path: Path) -> bool:
+    model = model_at(EngineConfig, path)
+    return model is not None and model is not Choice
+
+
+def _split(key: str, whole: str) -> Path:
+    parts = key.strip().replace("[", ".").replace("]", "").split(".")
+    if not all(parts):
+        raise ConfigError(f"expected section.key=VALUE, got {show(whole)}", file="--set")
+    return tuple(int(part) if part.isdigit() else part for part in parts)
+
+
+def _ordered(overrides: Sequence[str]) -> list[tuple[Path, str]]:
+    """Paths and values, the names of choices first: an option belongs to the name it ends with."""
+    split: list[tuple[Path, str]] = []
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals:
+            raise ConfigError(f"expected section.key=VALUE, got {show(override)}", file="--set")
+        split.append((_split(key, override), value))
+    return sorted(split, key=lambda item: not _names_choice(item[0]))
+
+
+def _names_choice(path: Path) -> bool:
+    if path[-1] == "name":
+        path = path[:-1]
+    return _is_choice(path)
+
+
+def _is_choice(path: Path) -> bool:
+    """Whether a single choice lies at `path` (not a list of them)."""
+    if not path or model_at(EngineConfig, path) is not Choice:
+        return False
+    section = model_at(EngineConfig, path[:-1])
+    field = section.model_fields.get(str(path[-1])) if section else None
+    return isinstance(path[-1], int) or (field is not None and field.annotation is Choice)
+
+
+def _set(data: dict[str, Any], path: Path, value: Any, origin: Origin, source: str | None) -> None:
+    """Put one value at a path, making what is above it. A choice may be a bare name so far: it
+    becomes a mapping when an option is set, and loses the old options when its name changes."""
+    here: Any = data
+    for depth, part in enumerate(path[:-1]):
+        above = path[: depth + 1]
+        below = _child(here, part, above, source)
+        if _is_choice(above) and not isinstance(below, dict):
+            below = _open_choice(below, above)
+        if below is None:
+            below = {}
+        if not isinstance(below, dict | list):
+            raise ConfigError(
+                f"{dotted(above)} is {show(below)} and has no keys below it",
+                path=dotted(path),
+                file=source,
+            )
+        here[part] = below
+        here = below
+    last = path[-1]
+    _child(here, last, path, source)
+    if last == "name" and _is_choice(path[:-1]) and here.get("name") != value:
+        here.clear()
+    here[last] = value
+    origin.record(path, source or "command line")
+
+
+def _child(here: Any, part: str | int, path: Path, source: str | None) -> Any:
+    """What lies at `part`; None when nothing does."""
+    if isinstance(here, list):
+        if not isinstance(part, int) or part >= len(here):
+            raise ConfigError(
+                f"expected an index below {len(here)}, got {part!r}",
+                path=dotted(path),
+                file=source,
+            )
+        return here[part]
+    return here.get(part)
+
+
+def _open_choice(value: Any, path: Path) -> dict[str, Any]:
+    """A choice that is a bare name, or not given at all, as a mapping."""
+    if value is None:
+        section = model_at(EngineConfig, path[:-1])
+        field = section.model_fields.get(str(path[-1])) if section else None
+        default = field.default if field else None
+        value = default.name if isinstance(default, Choice) else "auto"
+    return {"name": value}

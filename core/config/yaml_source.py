@@ -1,0 +1,139 @@
+"""YAML to plain data, with the line of every key. Duplicate keys and unknown tags are refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path as FilePath
+from typing import Any
+
+import yaml
+
+from octavo.core.config.origin import Path, dotted
+from octavo.core.errors import ConfigError
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe, and reads `1e-3` as a number as YAML 1.2 does."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)$"),
+    list("-+.0123456789"),
+)
+
+
+def read_yaml(path: FilePath) -> tuple[dict[str, Any], dict[Path, int]]:
+    """A file's data and the line of each path. Raises `ConfigError` naming file and line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError("no such file", file=str(path)) from None
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"cannot be read: {exc}", file=str(path)) from None
+    return parse_mapping(text, str(path))
+
+
+def parse_mapping(text: str, file: str) -> tuple[dict[str, Any], dict[Path, int]]:
+    """As `read_yaml`, from text. An empty document is an empty mapping."""
+    data, lines = _parse(text, file)
+    if data is None:
+        return {}, {}
+    if not isinstance(data, dict):
+        raise ConfigError(
+            f"expected a mapping of sections, got {type(data).__name__}", file=file, line=1
+        )
+    return data, lines
+
+
+def parse_value(text: str, file: str) -> Any:
+    """One value, as written after `--set key=`. The empty text is null."""
+    return _parse(text, file)[0]
+
+
+def _parse(text: str, file: str) -> tuple[Any, dict[Path, int]]:
+    try:
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            builder = _Builder(loader, file)
+            return (None if node is None else builder.build(node, ())), builder.lines
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as exc:
+        mark = exc.problem_mark or exc.context_mark
+        line = mark.line + 1 if mark else None
+        message = exc.problem or exc.context or "malformed"
+        raise ConfigError(f"not valid YAML: {message}", file=file, line=line) from None
+    except yaml.YAMLError as exc:
+        raise ConfigError(f"not valid YAML: {' '.join(str(exc).split())}", file=file) from None
+
+
+class _Builder:
+    """Builds data from a node graph, noting lines."""
+
+    def __init__(self, loader: _Loader, file: str) -> None:
+        self._loader, self._file = loader, file
+        self._open: set[int] = set()
+        self.lines: dict[Path, int] = {}
+
+    def build(self, node: yaml.Node, path: Path) -> Any:
+        self.lines.setdefault(path, node.start_mark.line + 1)
+        if isinstance(node, yaml.ScalarNode):
+            return self._loader.construct_object(node)
+        if id(node) in self._open:
+            raise self._error(node, path, "an alias refers to what contains it")
+        self._open.add(id(node))
+        try:
+            if isinstance(node, yaml.MappingNode):
+                return self._mapping(node, path)
+            if node.tag != "tag:yaml.org,2002:seq":
+                raise self._error(node, path, f"unexpected tag {node.tag}")
+            return [self.build(item, (*path, i)) for i, item in enumerate(node.value)]
+        finally:
+            self._open.discard(id(node))
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[Any, Any]:
+        if node.tag != "tag:yaml.org,2002:map":
+            raise self._error(node, path, f"unexpected tag {node.tag}")
+        result: dict[Any, Any] = {}
+        merged: list[yaml.Node] = []
+        first_lines: dict[Any, int] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                merged.append(value_node)
+                continue
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise self._error(key_node, path, "a key must be a name")
+            key = self._loader.construct_object(key_node)
+            line = key_node.start_mark.line + 1
+            if key in result:
+                raise self._error(
+                    key_node, (*path, key), f"duplicate key, first given in line {first_lines[key]}"
+                )
+            first_lines[key] = line
+            self.lines[*path, key] = line
+            result[key] = self.build(value_node, (*path, key))
+        for source in merged:
+            self._merge(source, path, result)
+        return result
+
+    def _merge(self, source: yaml.Node, path: Path, result: dict[Any, Any]) -> None:
+        """`<<: *alias`: keys that are not given beside it."""
+        given = set(result)
+        values = source.value if isinstance(source, yaml.SequenceNode) else [source]
+        for value in values:
+            if not isinstance(value, yaml.MappingNode):
+                raise self._error(value, path, "`<<` needs a mapping")
+            known = dict(self.lines)
+            for key, item in self._mapping(value, path).items():
+                result.setdefault(key, item)
+            # What was given beside `<<` keeps its own lines.
+            self.lines.update(
+                {p: n for p, n in known.items() if p[len(path) :][:1] and p[len(path)] in given}
+            )
+
+    def _error(self, node: yaml.Node, path: Path, message: str) -> ConfigError:
+        return ConfigError(
+            message, path=dotted(path) or None, file=self._file, line=node.start_mark.line + 1
+        )

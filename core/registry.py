@@ -1,0 +1,401 @@
+"""The registry: every implementation that is known, which of them is chosen, and how it is made.
+
+    registry = Registry.discover(load=["./my.py:Policy"])
+    selection = registry.select("scheduler_policy", Choice(name="fcfs"))
+    policy = registry.create(selection, context)
+
+Third parties and built-ins come through the same entry-point group, hooks and checks. Nothing is
+imported of an implementation before it is created, but the module with its options model.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.core import envvars
+from octavo.core.availability import availability
+from octavo.core.config.models import Choice
+from octavo.core.config.origin import Origin, Path, dotted
+from octavo.core.contract_checks import check_class, check_factory, version_problem
+from octavo.core.contracts import KINDS, ProbeContext
+from octavo.core.errors import (
+    ContractError,
+    OctavoError,
+    PluginConflict,
+    PluginError,
+    PluginImportError,
+    PluginNotFound,
+    PluginUnavailable,
+    nearest,
+)
+from octavo.core.plugin_loading import (
+    Hooks,
+    Registered,
+    Source,
+    describe,
+    explain,
+    find_entry_points,
+    from_object,
+    import_error,
+    import_string,
+    load_named,
+    normalized,
+)
+from octavo.core.plugin_options import place, validate_options
+
+log = logging.getLogger("octavo.registry")
+
+__all__ = ["Failure", "Registered", "Registry", "Selection"]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A plugin that could not be loaded. message: why, in one line. error: what was raised."""
+
+    source: Source
+    message: str
+    error: BaseException
+
+
+@dataclass(frozen=True)
+class Selection:
+    """An implementation that was chosen. options: validated. reason: why it. rejected: (name, why
+    not) of the others that `auto` looked at."""
+
+    kind: str
+    name: str
+    options: Any
+    registered: Registered
+    reason: str
+    rejected: tuple[tuple[str, str], ...] = ()
+
+
+class Registry:
+    """Made by `discover`; does not change afterwards."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, list[Registered]] = {kind: [] for kind in KINDS}
+        self._hooks = Hooks()
+        self.failures: list[Failure] = []
+
+    # ---- discovery --------------------------------------------------------------------------
+
+    @classmethod
+    def discover(
+        cls,
+        *,
+        load: Iterable[str] = (),
+        disable: Iterable[str] = (),
+        only: Iterable[str] | None = None,
+        objects: Iterable[Any] = (),
+    ) -> Registry:
+        """All plugins: entry points (less `disable`, and of third parties only `only` and what
+        OCTAVO_PLUGINS allows), then `load` (as in YAML), then `objects`.
+
+        An entry point that fails is kept in `failures`. Raises `PluginError` for what was asked
+        for by name and fails: an item of `load` or `objects`.
+        """
+        registry = cls()
+        registry._add_entry_points(set(disable), None if only is None else set(only))
+        for item in load:
+            plugin, source = load_named(item)
+            registry._add(from_object(plugin, source, registry._hooks))
+        for item in objects:
+            if isinstance(item, str):
+                plugin, source = load_named(item)
+            else:
+                plugin, source = item, Source(describe(item), preferred=True)
+            registry._add(from_object(plugin, source, registry._hooks))
+        return registry
+
+    def _add_entry_points(self, disable: set[str], only: set[str] | None) -> None:
+        allowed = envvars.PLUGINS.get()
+        for point, source in find_entry_points():
+            names = {normalized(point.name), source.distribution or ""}
+            if names & {normalized(name) for name in disable}:
+                continue
+            if not source.built_in and any(
+                chosen is not None and not names & {normalized(name) for name in chosen}
+                for chosen in (only, allowed)
+            ):
+                continue
+            try:
+                plugin = point.load()
+            except (Exception, SystemExit) as exc:
+                self._failed(source, f"cannot be imported: {explain(exc, point.module)}", exc)
+                continue
+            try:
+                self._add(self._hooks.register(plugin, source))
+            except (OctavoError, ValueError) as exc:
+                self._failed(source, str(exc).removeprefix(f"{source}: "), exc)
+
+    def _failed(self, source: Source, message: str, error: BaseException) -> None:
+        self.failures.append(Failure(source, message, error))
+        log.warning("%s is not used: %s", source, message)
+
+    def _add(self, found: Iterable[Registered]) -> None:
+        for new in found:
+            known = self._entries[new.kind]
+            same = [i for i, old in enumerate(known) if old.provider is new.provider]
+            if not same:
+                known.append(new)
+            elif new.source.preferred:
+                known[same[0]] = new
+
+    # ---- what is known ----------------------------------------------------------------------
+
+    def entries(self, kind: str) -> list[Registered]:
+        """All implementations of a kind, also those whose names collide."""
+        return list(self._entries[self._kind_name(kind)])
+
+    def providers(self, kind: str) -> dict[str, Registered]:
+        """Implementations of a kind by name. Of several with one name the first, or the one that
+        the user handed over; `select` refuses the name in the former case."""
+        found: dict[str, Registered] = {}
+        for entry in self._entries[self._kind_name(kind)]:
+            if entry.name not in found or entry.source.preferred:
+                found[entry.name] = entry
+        return found
+
+    def preferred(self, kind: str) -> list[Registered]:
+        """Implementations that the user handed over as objects or files."""
+        known = self.providers(kind).values()
+        return [entry for entry in known if entry.source.preferred]
+
+    def conflicts(self) -> list[tuple[Registered, ...]]:
+        """Implementations of one kind that share a name."""
+        found = []
+        for kind in KINDS:
+            by_name: dict[str, list[Registered]] = {}
+            for entry in self._entries[kind]:
+                by_name.setdefault(entry.name, []).append(entry)
+            found += [
+                tuple(group)
+                for group in by_name.values()
+                if len(group) > 1 and not any(entry.source.preferred for entry in group)
+            ]
+        return found
+
+    def _kind_name(self, kind: str) -> str:
+        if kind not in KINDS:
+            raise PluginError(f"there is no plugin kind '{kind}'; {nearest(kind, KINDS)}")
+        return kind
+
+    # ---- selection --------------------------------------------------------------------------
+
+    def select(
+        self,
+        kind: str,
+        choice: Choice,
+        ctx: ProbeContext | None = None,
+        *,
+        explicit: bool = True,
+        path: Path | None = None,
+        origin: Origin | None = None,
+    ) -> Selection:
+        """The implementation that `choice` asks for.
+
+        explicit: whether the configuration names it; a mere default gives way to what the user
+        handed over as an object or file, as `auto` does. path, origin: of the choice in the
+        configuration, for messages; the path defaults to the kind's own.
+        """
+        ctx = ctx or ProbeContext()
+        path = (
+            path if path is not None else tuple(KINDS[self._kind_name(kind)].config_path.split("."))
+        )
+        if choice.name == "auto" or (not explicit and self.preferred(kind)):
+            entry, reason, rejected = self._auto(kind, choice, ctx, path)
+        else:
+            entry, rejected = self._named(kind, choice.name, ctx, path, origin), []
+            reason = "named in the configuration" if explicit else "the default"
+        options = validate_options(entry, choice.options, path, origin)
+        return Selection(kind, entry.name, options, entry, reason, tuple(rejected))
+
+    def _named(
+        self, kind: str, name: str, ctx: ProbeContext, path: Path, origin: Origin | None
+    ) -> Registered:
+        entry = self.providers(kind).get(name)
+        if entry is None:
+            raise self._unknown(kind, name, place(path, origin))
+        self._refuse_conflict(entry)
+        problem = version_problem(entry, KINDS[kind])
+        if problem:
+            raise ContractError(problem, kind=kind, name=name, distribution=entry.distribution)
+        answer = availability(entry, ctx)
+        if not answer:
+            raise PluginUnavailable(
+                f"{place(path, origin)}{kind} '{name}' cannot be used here: {answer.reason}",
+                kind=kind,
+                name=name,
+                distribution=entry.distribution,
+            )
+        return entry
+
+    def _refuse_conflict(self, entry: Registered) -> None:
+        same = self._same_name(entry)
+        if len(same) > 1:
+            raise PluginConflict(
+                f"{entry.kind} '{entry.name}' is offered by several plugins: "
+                f"{' and '.join(str(other.source) for other in same)}; "
+                "put one of them into plugins.disable",
+                kind=entry.kind,
+                name=entry.name,
+            )
+
+    def _same_name(self, entry: Registered) -> list[Registered]:
+        """Those that share an implementation's name, itself included; what the user handed over
+        shadows the others."""
+        if entry.source.preferred:
+            return [entry]
+        return [other for other in self._entries[entry.kind] if other.name == entry.name]
+
+    def _unknown(self, kind: str, name: str, place: str) -> PluginError:
+        """Not known: mistyped, or offered by a plugin that failed."""
+        hint = nearest(name, self.providers(kind))
+        message = f"{place}there is no {kind} '{name}'; {hint}"
+        related = [f for f in self.failures if _related(f.source, name)] or self.failures
+        if not related:
+            return PluginNotFound(message, kind=kind, name=name)
+        if hint.startswith("did you mean") and related is self.failures:
+            failed = ", ".join(str(f.source) for f in related)
+            return PluginNotFound(
+                f"{message} (not looked at, because not loaded: {failed})", kind=kind, name=name
+            )
+        failed = "; ".join(f"{f.source} {f.message}" for f in related)
+        error = PluginImportError(
+            f"{place}{kind} '{name}' is not known, and a plugin that may offer it was not loaded: "
+            f"{failed}",
+            kind=kind,
+            name=name,
+            distribution=related[0].source.distribution,
+        )
+        error.__cause__ = related[0].error
+        return error
+
+    def _auto(
+        self, kind: str, choice: Choice, ctx: ProbeContext, path: Path
+    ) -> tuple[Registered, str, list[tuple[str, str]]]:
+        """The best that is available: what the user handed over, then by rank."""
+        available: list[tuple[Registered, str]] = []
+        rejected: list[tuple[str, str]] = []
+        for entry in self.providers(kind).values():
+            if len(self._same_name(entry)) > 1:
+                rejected.append((entry.name, "several plugins offer this name"))
+            elif entry.provider.rank < 0 and not entry.source.preferred:
+                rejected.append((entry.name, "only when named"))
+            else:
+                answer = availability(entry, ctx)
+                if answer:
+                    available.append((entry, answer.reason))
+                else:
+                    rejected.append((entry.name, answer.reason))
+        if not available:
+            raise self._none_available(kind, rejected, path)
+        available.sort(
+            key=lambda item: (
+                not item[0].source.preferred,
+                -item[0].provider.rank,
+                not item[0].source.built_in,
+                item[0].name,
+            )
+        )
+        (best, note), others = available[0], available[1:]
+        self._refuse_tie(best, [entry for entry, _ in others])
+        for entry, _ in others:
+            rejected.append((entry.name, self._lost(entry, best)))
+        return best, self._won(best, note, rejected), rejected
+
+    @staticmethod
+    def _refuse_tie(best: Registered, others: Sequence[Registered]) -> None:
+        """Two things handed over for one place: the user must say which."""
+        if not best.source.preferred:
+            return
+        for other in others:
+            if other.source.preferred and other.provider.rank == best.provider.rank:
+                raise PluginConflict(
+                    f"{best.kind}: both '{best.name}' ({best.where}) and '{other.name}' "
+                    f"({other.where}) were given; name one of them as "
+                    f"{KINDS[best.kind].config_path}",
+                    kind=best.kind,
+                    name=best.name,
+                )
+
+    @staticmethod
+    def _lost(entry: Registered, best: Registered) -> str:
+        if best.source.preferred and not entry.source.preferred:
+            return f"'{best.name}' was given by the user"
+        if entry.provider.rank == best.provider.rank:
+            return f"same rank {entry.provider.rank} as '{best.name}'"
+        return f"rank {entry.provider.rank}, below '{best.name}'"
+
+    @staticmethod
+    def _won(best: Registered, note: str, rejected: Sequence[tuple[str, str]]) -> str:
+        if best.source.preferred:
+            reason = f"given by the user ({best.where})"
+        elif not rejected:
+            reason = "the only one"
+        else:
+            reason = f"the best that is available (rank {best.provider.rank})"
+        return f"{reason}: {note}" if note else reason
+
+    def _none_available(
+        self, kind: str, rejected: Sequence[tuple[str, str]], path: Path
+    ) -> PluginError:
+        why = "; ".join(f"{name}: {reason}" for name, reason in rejected)
+        failed = "; ".join(f"{f.source} {f.message}" for f in self.failures)
+        if not why:
+            why = "none is registered"
+        if failed:
+            why += f"; not loaded: {failed}"
+        return PluginUnavailable(f"{dotted(path)}: no {kind} can be used here: {why}", kind=kind)
+
+    # ---- creation ---------------------------------------------------------------------------
+
+    def create(self, selection: Selection, context: Any) -> Any:
+        """Import the factory, check that it keeps the contract, and call it with the options and
+        `context`. Raises `PluginImportError`, `ContractError`, or what the factory raises of
+        Octavo's own errors; any other exception becomes a `PluginError` that names the plugin."""
+        entry, kind = selection.registered, KINDS[selection.kind]
+        problem = version_problem(entry, kind)
+        if problem:
+            raise ContractError(
+                problem, kind=entry.kind, name=entry.name, distribution=entry.distribution
+            )
+        factory = self.factory(selection)
+        try:
+            made = factory(selection.options, context)
+        except OctavoError:
+            raise
+        except ImportError as exc:
+            raise import_error(entry)(f"cannot be made: {explain(exc, '')}") from exc
+        except Exception as exc:
+            raise PluginError(
+                f"{entry}: cannot be made: {type(exc).__name__}: {exc}",
+                kind=entry.kind,
+                name=entry.name,
+                distribution=entry.distribution,
+            ) from exc
+        check_class(type(made), kind, entry)
+        return made
+
+    def factory(self, selection: Selection) -> Any:
+        """The factory of a selection, imported and checked: often the class itself, whose static
+        methods may be asked before anything is made."""
+        entry, kind = selection.registered, KINDS[selection.kind]
+        factory = entry.provider.factory
+        if isinstance(factory, str):
+            factory = import_string(factory, "factory", import_error(entry))
+        check_factory(factory, entry)
+        if isinstance(factory, type):
+            check_class(factory, kind, entry)
+        return factory
+
+
+def _related(source: Source, name: str) -> bool:
+    """Whether a plugin's own name suggests that it offers `name`."""
+    wanted = normalized(name)
+    names = (normalized(source.entry_point or ""), source.distribution or "")
+    return any(wanted in known for known in names)
