@@ -1,4 +1,4 @@
-"""Scheduler mechanics: from the state of all sequences to a `StepPlan`, and from a `StepResult` back.
+"""Scheduler mechanics: from the state of all sequences to a `StepPlan`, and back from its result.
 
 One plan before every forward pass. There is no prefill request and no decode request: a sequence
 has `num_computed` and `num_tokens`, and a step advances the first toward the second. Sequences that

@@ -292,7 +292,8 @@ class PagedKVCacheManager(KVCacheManager):
         used = set(np.flatnonzero(refs).tolist())
         assert len(free) == len(self._free), "a block is free twice"
         assert len(evictable) == self._num_evictable, "evictable blocks are miscounted"
-        assert not (free & evictable or free & used or evictable & used), "a block is in two states"
+        states = len(free) + len(evictable) + len(used)
+        assert states == len(free | evictable | used), "a block is in two states"
         assert free | evictable | used == set(range(1, self.num_blocks)), "blocks were lost"
         for key, block in self._cached.items():
             assert self._hash_of[block] == key, f"block {block}: hash and table disagree"

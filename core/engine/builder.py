@@ -1,0 +1,275 @@
+"""Composes an engine: workers first, then the KV pool that fits, then scheduler and loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from octavo.core.contracts.executor import Executor, ExecutorContext, Worker, WorkerReport
+from octavo.core.contracts.kv_cache_manager import KVCacheManager, KVCacheManagerContext
+from octavo.core.contracts.logits_processor import HostLogitsProcessor, LogitsProcessorContext
+from octavo.core.contracts.observer import Observer, ObserverContext
+from octavo.core.contracts.preemption_policy import PreemptionPolicyContext
+from octavo.core.contracts.scheduler_policy import SchedulerPolicyContext
+from octavo.core.engine.core import EngineCore
+from octavo.core.engine.report import PluginChoice, StartupReport, size
+from octavo.core.errors import CapacityError, ConfigError
+from octavo.core.scheduler.scheduler import Scheduler, SchedulerLimits
+
+if TYPE_CHECKING:
+    from octavo.core.config.resolve import Resolved
+    from octavo.core.registry import Registry
+
+DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
+"""`max_num_batched_tokens: auto` where nothing was measured, by device."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """num_blocks: usable ones, without the null block."""
+
+    num_blocks: int
+    reason: str
+
+
+def build_engine(
+    resolved: Resolved,
+    registry: Registry,
+    progress: Progress | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> EngineCore:
+    """Load the model and make an engine that is ready to answer.
+
+    Raises the `OctavoError` that names what is wrong; whatever was started is stopped then.
+    """
+    tell = progress or (lambda _: None)
+    tell(f"loading {resolved.config.model.source}")
+    executor = _make_executor(resolved, registry)
+    try:
+        return _build(resolved, registry, executor, tell, clock)
+    except BaseException:
+        executor.close()
+        raise
+
+
+def _make_executor(resolved: Resolved, registry: Registry) -> Executor:
+    def make(rank: int, world: int) -> Worker:
+        from octavo.core.runner.worker import make_worker
+
+        return make_worker(resolved, registry, rank, world)
+
+    context = ExecutorContext(
+        make_worker=make, engine_config=resolved.config.model_dump(mode="json")
+    )
+    executor: Executor = registry.create(resolved.selections["executor"], context)
+    return executor
+
+
+def _build(
+    resolved: Resolved,
+    registry: Registry,
+    executor: Executor,
+    tell: Progress,
+    clock: Callable[[], float],
+) -> EngineCore:
+    config = resolved.config
+    worker = executor.start()
+    budget, budget_reason = _token_budget(resolved, worker)
+    max_num_seqs = min(config.scheduler.max_num_seqs, budget)
+    max_model_len, block_size = _settled(resolved)
+    pool = _size_pool(resolved, worker, max_num_seqs, max_model_len, block_size)
+    tell(f"making a KV cache of {pool.num_blocks * block_size:,} tokens")
+    started = time.perf_counter()
+    executor.allocate_kv(pool.num_blocks + 1)  # and the null block
+    phases = {**worker.phases, "kv cache and warm-up": time.perf_counter() - started}
+    groups = 1 + max(spec.group for spec in worker.kv_specs)
+    kv: KVCacheManager = registry.create(
+        resolved.selections["kv_cache_manager"],
+        KVCacheManagerContext(
+            num_blocks=pool.num_blocks + 1,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            num_groups=groups,
+            prefix_caching=config.kv_cache.prefix_caching,
+        ),
+    )
+    report = StartupReport(
+        source=config.model.source,
+        architecture=str((resolved.model_config.get("architectures") or ["?"])[0]),
+        dtype=worker.dtype,
+        device=resolved.platform.device,
+        num_threads=_threads(resolved),
+        num_parameters=worker.num_parameters,
+        weight_bytes=worker.weight_bytes,
+        activation_bytes=worker.activation_bytes,
+        kv_bytes=pool.num_blocks * worker.block_bytes,
+        num_blocks=pool.num_blocks,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        budget_reason=budget_reason,
+        pool_reason=pool.reason,
+        plugins=_choices(resolved, worker),
+        phases=phases,
+        notes=worker.notes,
+    )
+    scheduler = Scheduler(
+        SchedulerLimits(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            max_model_len=max_model_len,
+            vocab_size=worker.vocab_size,
+            block_size=block_size,
+            max_chunk_tokens=config.scheduler.max_chunk_tokens,
+            chunked_prefill=config.scheduler.chunked_prefill,
+        ),
+        kv,
+        registry.create(
+            resolved.selections["scheduler_policy"],
+            SchedulerPolicyContext(max_num_seqs, budget, clock),
+        ),
+        registry.create(
+            resolved.selections["preemption_policy"],
+            PreemptionPolicyContext(block_bytes=worker.block_bytes),
+        ),
+        clock,
+    )
+    return EngineCore(
+        scheduler,
+        executor,
+        host_processors=_host_processors(
+            resolved, registry, worker.vocab_size, max_num_seqs, max_model_len
+        ),
+        observers=_observers(resolved, registry, report),
+        report=report,
+        resolved=resolved,
+        clock=clock,
+    )
+
+
+def _settled(resolved: Resolved) -> tuple[int, int]:
+    """max_model_len and block_size, which `resolve` has made concrete."""
+    max_model_len = resolved.config.model.max_model_len
+    block_size = resolved.config.kv_cache.block_size
+    assert max_model_len is not None, "resolve() left max_model_len open"
+    assert isinstance(block_size, int), "resolve() left block_size open"
+    return max_model_len, block_size
+
+
+def _threads(resolved: Resolved) -> int | None:
+    threads = resolved.config.executor.num_threads
+    return threads if isinstance(threads, int) else None
+
+
+def _token_budget(resolved: Resolved, worker: WorkerReport) -> tuple[int, str]:
+    wanted = resolved.config.scheduler.max_num_batched_tokens
+    if isinstance(wanted, int):
+        if wanted < 1:
+            raise ConfigError(
+                f"must be at least 1, got {wanted}", path="scheduler.max_num_batched_tokens"
+            )
+        return wanted, "as configured"
+    if worker.step_token_limit is not None:
+        return worker.step_token_limit, "measured: a full step takes at most half a second"
+    device = resolved.platform.device
+    return DEFAULT_BUDGET.get(device, 2048), f"the default on {device}"
+
+
+def _size_pool(
+    resolved: Resolved,
+    worker: WorkerReport,
+    max_num_seqs: int,
+    max_model_len: int,
+    block_size: int,
+) -> _Pool:
+    """Blocks of the KV pool: as configured, or what memory allows and the budgets can use."""
+    kv = resolved.config.kv_cache
+    blocks_a_sequence = -(-max_model_len // block_size)
+    if kv.num_blocks is not None:
+        return _checked(_Pool(kv.num_blocks, "kv_cache.num_blocks"), worker, block_size)
+    if kv.memory_bytes is not None:
+        count = kv.memory_bytes // worker.block_bytes
+        return _checked(_Pool(count, "kv_cache.memory_bytes"), worker, block_size, kv.memory_bytes)
+    useful = max_num_seqs * blocks_a_sequence
+    count = worker.kv_budget // worker.block_bytes
+    if count >= useful:
+        return _Pool(useful, "what max_num_seqs sequences of max_model_len need")
+    return _checked(
+        _Pool(count, f"what {size(worker.kv_budget)} of memory hold"),
+        worker,
+        block_size,
+        worker.kv_budget,
+    )
+
+
+def _checked(
+    pool: _Pool, worker: WorkerReport, block_size: int, available: int | None = None
+) -> _Pool:
+    """A pool must hold at least a prompt token and the token after it."""
+    needed = -(-2 // block_size)
+    if pool.num_blocks < needed:
+        there = "" if available is None else f" ({size(available)} are available)"
+        raise CapacityError(
+            f"the KV cache needs at least {needed} blocks of {size(worker.block_bytes)}, got"
+            f" {pool.num_blocks}{there}; the longest context that fits is"
+            f" {max(pool.num_blocks, 0) * block_size} tokens: give it more memory"
+            " (kv_cache.memory_bytes, kv_cache.memory_utilization)"
+        )
+    return pool
+
+
+def _choices(resolved: Resolved, worker: WorkerReport) -> tuple[PluginChoice, ...]:
+    """Every plugin in use, with what the worker decided in place of what was planned."""
+    listed: list[Any] = [
+        *resolved.selections.values(),
+        *resolved.logits_processors,
+        *resolved.observers,
+    ]
+    choices = []
+    for selection in listed:
+        name, reason = worker.choices.get(selection.kind, (selection.name, selection.reason))
+        if selection.kind in ("logits_processor", "observer"):
+            name, reason = selection.name, selection.reason
+        choices.append(
+            PluginChoice(
+                kind=selection.kind,
+                name=name,
+                reason=reason,
+                distribution=selection.registered.distribution or "",
+                rejected=tuple(selection.rejected),
+            )
+        )
+    return tuple(choices)
+
+
+def _host_processors(
+    resolved: Resolved,
+    registry: Registry,
+    vocab_size: int,
+    max_num_seqs: int,
+    max_model_len: int,
+) -> list[HostLogitsProcessor]:
+    """Those of the configured logits processors that run in this process."""
+    context = LogitsProcessorContext(vocab_size, max_num_seqs, max_model_len)
+    made: list[HostLogitsProcessor] = []
+    for selection in resolved.logits_processors:
+        factory = registry.factory(selection)
+        if isinstance(factory, type) and not issubclass(factory, HostLogitsProcessor):
+            continue  # the worker's
+        processor = registry.create(selection, context)
+        if isinstance(processor, HostLogitsProcessor):
+            made.append(processor)
+    return made
+
+
+def _observers(
+    resolved: Resolved, registry: Registry, report: StartupReport
+) -> list[tuple[str, Observer]]:
+    context = ObserverContext(report=report.as_dict())
+    return [(s.name, registry.create(s, context)) for s in resolved.observers]

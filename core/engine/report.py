@@ -1,0 +1,88 @@
+"""The startup report: what runs, with how much room, chosen why, and how long the start took."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class PluginChoice:
+    """One plugin in use. rejected: (name, why not) of those that `auto` passed over."""
+
+    kind: str
+    name: str
+    reason: str
+    distribution: str = ""
+    rejected: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class StartupReport:
+    """Sizes are bytes unless named otherwise; phases are seconds."""
+
+    source: str
+    architecture: str
+    dtype: str
+    device: str
+    num_threads: int | None
+    num_parameters: int
+    weight_bytes: int
+    activation_bytes: int
+    kv_bytes: int
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    budget_reason: str
+    pool_reason: str
+    plugins: tuple[PluginChoice, ...]
+    phases: dict[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the KV pool holds."""
+        return self.num_blocks * self.block_size
+
+    @property
+    def concurrency(self) -> float:
+        """Sequences of `max_model_len` tokens that fit at once."""
+        return self.num_blocks / -(-self.max_model_len // self.block_size)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return {**asdict(self), "kv_tokens": self.kv_tokens, "concurrency": self.concurrency}
+
+    def lines(self) -> list[str]:
+        """For people."""
+        threads = f", {self.num_threads} threads" if self.num_threads else ""
+        out = [
+            f"model      {self.source} ({self.architecture}), {self.dtype} on {self.device}"
+            f"{threads}",
+            f"weights    {self.num_parameters / 1e6:,.1f} M parameters, {size(self.weight_bytes)};"
+            f" activations {size(self.activation_bytes)}",
+            f"KV cache   {self.num_blocks:,} blocks of {self.block_size} = {self.kv_tokens:,} tokens"
+            f", {size(self.kv_bytes)}; {self.concurrency:.1f} sequences of max_model_len"
+            f" {self.max_model_len} at once ({self.pool_reason})",
+            f"budgets    max_num_seqs {self.max_num_seqs}, max_num_batched_tokens"
+            f" {self.max_num_batched_tokens} ({self.budget_reason})",
+        ]
+        width = max((len(choice.kind) for choice in self.plugins), default=0)
+        for choice in self.plugins:
+            out.append(f"{choice.kind:<{width}}  {choice.name}: {choice.reason}")
+            out.extend(f"{'':<{width}}    not {name}: {why}" for name, why in choice.rejected)
+        spent = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.phases.items())
+        out.append(f"start      {spent}")
+        out.extend(f"note       {note}" for note in self.notes)
+        return out
+
+
+def size(count: float) -> str:
+    """Bytes for people, in powers of 1024."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"
