@@ -1,0 +1,86 @@
+"""The documentation agrees with the code."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from octavo.core.contracts import KINDS, Kind
+
+
+@pytest.fixture(scope="module")
+def contracts_page(repository: Path) -> str:
+    return (repository / "docs" / "contracts.md").read_text()
+
+
+def exact_signature(function: object) -> str:
+    """`(arguments) -> result` as written, without `self`."""
+    text = str(inspect.signature(function)).replace("'", "")  # type: ignore[arg-type]
+    return re.sub(r"^\(self(, )?", "(", text)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+def test_every_hook_has_a_heading_with_its_signature(kind: Kind, contracts_page: str) -> None:
+    hook = getattr(kind.module.Spec, kind.hook)
+    assert f"\n## `{kind.hook}{exact_signature(hook)}`\n" in contracts_page
+    for slot in ("When:", "Where:", "Result:", f"Context class: `{kind.context.__name__}`"):
+        assert slot in (hook.__doc__ or ""), f"{kind.hook} does not say {slot}"
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+def test_every_method_of_a_contract_is_documented(kind: Kind, contracts_page: str) -> None:
+    methods = {
+        name: member
+        for name, member in vars(kind.contract).items()
+        if inspect.isfunction(inspect.unwrap(getattr(member, "__func__", member)))
+    }
+    assert methods
+    for name, member in methods.items():
+        function = getattr(member, "__func__", member)
+        assert f"\n#### `{name}(" in contracts_page
+        assert inspect.getdoc(function), f"{kind.contract.__name__}.{name} has no docstring"
+
+
+def test_contracts_page_is_up_to_date(repository: Path, contracts_page: str) -> None:
+    made = runpy.run_path(str(repository / "tools" / "make_docs.py"))["page"]()
+    assert contracts_page == made, "docs/contracts.md is stale: run `make docs`"
+
+
+def pages(repository: Path) -> list[Path]:
+    return [repository / "README.md", *sorted((repository / "docs").rglob("*.md"))]
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {
+        "".join(c for c in heading.lower() if c.isalnum() or c in " -_").replace(" ", "-")
+        for heading in headings
+    }
+
+
+def test_links_lead_somewhere(repository: Path) -> None:
+    broken, seen = [], 0
+    for page in pages(repository):
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            if re.match(r"[a-z]+:", target):
+                continue
+            seen += 1
+            file, _, anchor = target.partition("#")
+            where = page.parent / file if file else page
+            if not where.exists() or (anchor and anchor not in anchors(where)):
+                broken.append(f"{page.relative_to(repository)}: {target}")
+    assert broken == []
+    assert seen > 10
+
+
+def test_decisions_are_dated(repository: Path) -> None:
+    notes = list((repository / "docs" / "decisions").glob("*.md"))
+    assert notes
+    for note in notes:
+        date = re.match(r"(\d{4}-\d{2}-\d{2})-[a-z0-9-]+\.md$", note.name)
+        assert date, f"{note.name}: expected YYYY-MM-DD-what.md"
+        assert date[1] in note.read_text().splitlines()[2]

@@ -1,0 +1,152 @@
+"""Write docs/contracts.md from the source of the contracts: `make docs`.
+
+A test compares the page with what this makes, so that it cannot grow stale.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+from octavo.core.contracts import KINDS, Kind, provider
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "docs" / "contracts.md"
+
+INTRODUCTION = """\
+# Contracts
+
+<!-- Written by `make docs` from core/contracts/*.py; edit the docstrings there. -->
+
+A part of Octavo that can be exchanged is an implementation of a contract. There is one contract
+a kind: an abstract class, a context class that its factory gets, and one hook that returns
+providers. Built-in parts and third parties register in the same way, by an entry point of the group
+`octavo` that names a module (or object) with hook implementations:
+
+```toml
+[project.entry-points.octavo]
+my-policy = "my_package.my_module"
+```
+
+```python
+from octavo import Provider, hookimpl
+
+
+@hookimpl
+def octavo_scheduler_policies():
+    return [Provider(name="mine", factory="my_package.policy:Mine", summary="shortest first")]
+```
+
+Hooks are called once, when the registry is made; nothing of the hook machinery runs in a step. What
+a hook returns is imported only when it is chosen. Every contract has version `"0"` now, see
+[stability.md](stability.md).
+
+| kind | chosen by | hook |
+|---|---|---|
+"""
+
+
+def signature(function: ast.FunctionDef) -> str:
+    """`name(arguments) -> result` without `self`."""
+    arguments = ast.unparse(function.args)
+    for first in ("self, ", "self", "cls, ", "cls"):
+        if arguments.startswith(first):
+            arguments = arguments.removeprefix(first)
+            break
+    result = f" -> {ast.unparse(function.returns)}" if function.returns else ""
+    return f"{function.name}({arguments}){result}"
+
+
+def doc(node: ast.AsyncFunctionDef | ast.FunctionDef | ast.ClassDef | ast.Module) -> str:
+    """The docstring, with bare newlines kept as Markdown has them."""
+    return ast.get_docstring(node) or ""
+
+
+def is_abstract(function: ast.FunctionDef) -> bool:
+    return any("abstractmethod" in ast.unparse(line) for line in function.decorator_list)
+
+
+def fields(node: ast.ClassDef) -> list[str]:
+    """Annotated attributes, `name: type = default`."""
+    return [ast.unparse(item) for item in node.body if isinstance(item, ast.AnnAssign)]
+
+
+def block(lines: list[str]) -> str:
+    return "```python\n" + "\n".join(lines) + "\n```\n\n"
+
+
+def data_class(node: ast.ClassDef) -> str:
+    text = f"**`{node.name}`**"
+    text += f": {doc(node)}\n\n" if doc(node) else "\n\n"
+    return text + (block(fields(node)) if fields(node) else "")
+
+
+def contract_class(node: ast.ClassDef) -> str:
+    text = f"### class `{node.name}`\n\n{doc(node)}\n\n"
+    if fields(node):
+        text += block(fields(node))
+    for item in node.body:
+        if isinstance(item, ast.FunctionDef):
+            kept = "must be implemented" if is_abstract(item) else "has a default"
+            text += f"#### `{signature(item)}`\n\n*{kept.capitalize()}.* {doc(item)}\n\n"
+    return text
+
+
+def anchor(heading: str) -> str:
+    """GitHub's anchor of a heading."""
+    kept = (c for c in heading.lower() if c.isalnum() or c in " -_")
+    return "".join(kept).replace(" ", "-")
+
+
+def hook_heading(kind: Kind, classes: dict[str, ast.ClassDef]) -> tuple[str, str]:
+    (hook,) = (f for f in classes["Spec"].body if isinstance(f, ast.FunctionDef))
+    assert hook.name == kind.hook, f"{kind.name} declares {hook.name}, KINDS says {kind.hook}"
+    return signature(hook), doc(hook)
+
+
+def parse(kind: Kind) -> tuple[ast.Module, dict[str, ast.ClassDef]]:
+    tree = ast.parse(inspect.getsource(kind.module))
+    return tree, {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+def section(kind: Kind) -> str:
+    """One kind: hook, what its module says, what a factory gets, the class, its vocabulary."""
+    tree, classes = parse(kind)
+    heading, when = hook_heading(kind, classes)
+    text = f'## `{heading}`\n\nKind `{kind.name}`, version `"{kind.version}"`, chosen by '
+    text += f"`{kind.config_path}`.\n\n{when}\n\n{doc(tree)}\n\n"
+    context, contract = classes[kind.context.__name__], classes[kind.contract.__name__]
+    text += f"### context `{context.name}`\n\n{doc(context)}\n\n{block(fields(context))}"
+    text += contract_class(contract)
+    for node in classes.values():
+        if node in (context, contract) or node.name == "Spec":
+            continue
+        bases = {ast.unparse(base) for base in node.bases}
+        text += contract_class(node) if bases & {"ABC", contract.name} else data_class(node)
+    return text
+
+
+def page() -> str:
+    """The whole page."""
+    rows, sections = "", ""
+    for kind in KINDS.values():
+        heading, _ = hook_heading(kind, parse(kind)[1])
+        rows += f"| {kind.name} | `{kind.config_path}` | [`{kind.hook}`](#{anchor(heading)}) |\n"
+        sections += section(kind)
+    tree = ast.parse(inspect.getsource(provider))
+    shared = "## What all kinds share\n\n"
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name != "NoOptions":
+            shared += data_class(node)
+    lines = (INTRODUCTION + rows + "\n" + shared + sections).splitlines()
+    return "\n".join(line.rstrip() for line in lines).rstrip() + "\n"
+
+
+def main() -> None:
+    TARGET.write_text(page())
+    print(f"wrote {TARGET.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
