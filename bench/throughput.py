@@ -12,28 +12,21 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, Any
 
 from octavo.bench.environment import machine, peak_device_bytes, peak_rss_bytes, versions
 from octavo.bench.latency import TokenTimes
 from octavo.bench.workload import Shape, random_prompts, requests
-from octavo.core.messages import EngineOutputs, EngineRequest
+from octavo.core.messages import EngineRequest
+
+if TYPE_CHECKING:
+    from octavo.core.engine.core import EngineCore
 
 WARM_UP_PROMPTS, WARM_UP_TOKENS = 2, 16
-PHASES = ("schedule", "prepare", "forward", "sample", "commit")
-
-
-class Engine(Protocol):
-    """The part of `EngineCore` that is used here."""
-
-    def add(self, request: EngineRequest) -> None: ...
-    def has_work(self) -> bool: ...
-    def step(self) -> EngineOutputs | None: ...
 
 
 def positive(text: str) -> int:
+    """A whole number of at least 1, for argparse."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"expected a positive number, got {value}")
@@ -41,7 +34,7 @@ def positive(text: str) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The benchmark's own flags and those that `serve` takes for the model and its engine."""
+    """The benchmark's own flags, and those that `serve` takes for the model and its engine."""
     from octavo.server.cli import add_config_arguments
 
     add_config_arguments(parser)
@@ -53,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_requests(
-    engine: Engine,
+    engine: EngineCore,
     batch: list[EngineRequest],
     *,
     clock: Callable[[], float] = time.perf_counter,
@@ -71,24 +64,107 @@ def run_requests(
     return clock() - start, times
 
 
-def measure(engine: Engine, shape: Shape, vocab_size: int, seed: int) -> dict[str, Any]:
-    """Warm up, run the timed requests, return the figures."""
+def measure(
+    engine: EngineCore,
+    shape: Shape,
+    vocab_size: int,
+    seed: int,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Warm up, run the timed requests, return the figures. Raises `RuntimeError` when a request
+    did not generate exactly what it should."""
+    from tqdm import tqdm
+
     warm = Shape(WARM_UP_PROMPTS, shape.input_len, min(shape.output_len, WARM_UP_TOKENS))
     warm_prompts = random_prompts(warm, vocab_size, (seed + 1) % 2**32)
     run_requests(engine, list(requests(warm_prompts, warm.output_len)))
+    engine.timing.reset()
     prompts = random_prompts(shape, vocab_size, seed)
     batch = list(requests(prompts, shape.output_len, first_handle=WARM_UP_PROMPTS))
-    total = shape.num_prompts * shape.output_len
-    with tqdm(total=total, unit="tok", desc="generating", disable=None) as bar:
-        elapsed, times = run_requests(engine, batch, on_tokens=bar.update)
+    generated = shape.num_prompts * shape.output_len
+    quiet = None if progress else True  # None: only on a terminal
+    with tqdm(total=generated, unit="tok", desc="generating", disable=quiet) as bar:
+        elapsed, times = run_requests(engine, batch, clock=clock, on_tokens=bar.update)
     wrong = times.check(shape.output_len)
     if wrong is not None:
         raise RuntimeError(f"the benchmark is not valid: {wrong}")
-    num_input = shape.num_prompts * shape.input_len
+    metrics = engine.metrics()
     return {
         "elapsed_s": elapsed,
-        "output_tokens_per_s": total / elapsed,
-        "total_tokens_per_s": (num_input + total) / elapsed,
+        "output_tokens_per_s": generated / elapsed,
+        "total_tokens_per_s": (shape.num_prompts * shape.input_len + generated) / elapsed,
         "requests_per_s": shape.num_prompts / elapsed,
+        **times.result(),
         "cached_prompt_tokens": times.cached_tokens,
-    } | times.result()
+        "num_preemptions": metrics["num_preemptions"],
+        "num_steps": metrics["num_steps"],
+        "step_phases": metrics["phases"],
+    }
+
+
+def lines(result: Mapping[str, Any]) -> list[str]:
+    """The result for people."""
+    shape = result["workload"]
+    text = [
+        f"{result['model']}: {shape['num_prompts']} requests, {shape['input_len']} tokens in, "
+        f"{shape['output_len']} out, seed {shape['seed']}",
+        f"  elapsed          {result['elapsed_s']:10.2f} s",
+        f"  output           {result['output_tokens_per_s']:10.1f} tokens/s",
+        f"  input and output {result['total_tokens_per_s']:10.1f} tokens/s",
+        f"  startup          {result['startup_s']:10.2f} s",
+        f"  peak memory      {result['peak_rss_bytes'] / 2**20:10.0f} MiB",
+    ]
+    if result["peak_device_bytes"] is not None:
+        text.append(f"  device memory    {result['peak_device_bytes'] / 2**20:10.0f} MiB")
+    text.append(f"  {'milliseconds':22s}{'mean':>10s}{'p50':>10s}{'p95':>10s}{'p99':>10s}")
+    for title, key in (("time to first token", "ttft_s"), ("inter-token latency", "itl_s")):
+        figures = "".join(f"{result[key][p] * 1e3:10.1f}" for p in ("mean", "p50", "p95", "p99"))
+        text.append(f"  {title:22s}{figures}")
+    steps = f"step phase ({result['num_steps']} steps)"
+    text.append(f"  {steps:22s}{'median':>10s}{'p99':>10s}{'share':>10s}")
+    for name, phase in result["step_phases"].items():
+        figures = f"{phase['median_ms']:10.3f}{phase['p99_ms']:10.3f}{phase['share']:10.1%}"
+        text.append(f"    {name:20s}{figures}")
+    return text
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the benchmark that the command line asks for. Returns the exit status."""
+    from octavo.core.config.resolve import resolve
+    from octavo.core.engine.builder import build_engine
+    from octavo.server.cli import config_from_args, registry_from_config
+
+    started = time.perf_counter()
+    config = config_from_args(args)
+    registry = registry_from_config(config)
+    resolved = resolve(config, registry)
+    engine = build_engine(resolved, registry, lambda line: print(line, file=sys.stderr))
+    shape = Shape(args.num_prompts, args.input_len, args.output_len)
+    seed = args.seed or 0
+    result: dict[str, Any] = {
+        "benchmark": "throughput",
+        "model": resolved.config.model.source,
+        "workload": {**vars(shape), "seed": seed},
+        "startup_s": time.perf_counter() - started,
+    }
+    try:
+        vocab_size = engine.scheduler.limits.vocab_size
+        result |= measure(engine, shape, vocab_size, seed, progress=True)
+        result |= {
+            "peak_rss_bytes": peak_rss_bytes(),
+            "peak_device_bytes": peak_device_bytes(),
+            "startup": engine.report.as_dict(),
+        }
+    finally:
+        engine.close()
+    result |= {
+        "config": resolved.config.model_dump(mode="json"),
+        "versions": versions(),
+        "machine": machine(),
+    }
+    print("\n".join(lines(result)))
+    if args.json is not None:
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+    return 0
