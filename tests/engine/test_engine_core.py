@@ -1,0 +1,221 @@
+"""The step loop's seams: host masks, observers, errors of one row, timing."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from octavo.core.contracts.logits_processor import HostLogitsProcessor
+from octavo.core.contracts.observer import Observer
+from octavo.core.contracts.scheduler_policy import SchedulerPolicy
+from octavo.core.errors import RequestError
+from octavo.core.testing.fake_engine import (
+    Collector,
+    assert_clean,
+    expected,
+    make_fake_engine,
+    request,
+)
+
+
+class Even(HostLogitsProcessor):
+    """Allows even tokens only, for requests that ask for it; keeps what it was told."""
+
+    def __init__(self):
+        self.accepted: dict[int, list[int]] = {}
+        self.handle: dict[int, int] = {}
+
+    def attach(self, req):
+        if req.params.extra_args is None:
+            return False
+        if req.params.extra_args.get("even") == "bad":
+            raise RequestError("even must be true, got 'bad'")
+        self.handle[req.slot] = req.handle
+        self.accepted[req.handle] = req.output.tolist()
+        return True
+
+    def accept(self, slots, token_ids):
+        for slot, token in zip(slots.tolist(), token_ids.tolist(), strict=True):
+            self.accepted[self.handle[slot]].append(token)
+
+    def detach(self, slot):
+        del self.handle[slot]
+
+    def mask(self, slots, bitmask):
+        assert all(slot in self.handle for slot in slots.tolist())
+        bitmask &= np.int32(0x55555555)
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 3])
+@pytest.mark.parametrize("num_blocks", [14, 400])
+def test_host_masks_reach_their_rows_only(in_flight, num_blocks):
+    even = Even()
+    engine = make_fake_engine(
+        host_processors=[even], in_flight=in_flight, num_blocks=num_blocks, max_num_seqs=5
+    )
+    plain = [request(h, [h, 2], 12, ignore_eos=True) for h in (1, 3)]
+    masked = [request(h, [h, 2], 12, ignore_eos=True, extra_args={"even": True}) for h in (2, 4, 5)]
+    for req in sorted(plain + masked, key=lambda r: r.handle):
+        engine.add(req)
+    collector = Collector(engine).run()
+    for req in plain:
+        assert collector.tokens[req.handle] == expected(req)
+    for req in masked:
+        tokens = collector.tokens[req.handle]
+        assert len(tokens) == 12
+        assert all(token % 2 == 0 for token in tokens)
+        assert even.accepted[req.handle] == tokens
+    if num_blocks == 14:
+        assert engine.scheduler.num_preemptions > 0
+    assert_clean(engine)
+
+
+def test_a_processor_that_refuses_fails_one_request():
+    engine = make_fake_engine(host_processors=[Even()])
+    engine.add(request(1, [1, 2], extra_args={"even": "bad"}))
+    engine.add(request(2, [1, 2], ignore_eos=True))
+    collector = Collector(engine).run()
+    assert collector.reasons == {1: "error", 2: "length"}
+    assert collector.errors[1] == "even must be true, got 'bad'"
+    assert collector.tokens == {2: expected(request(2, [1, 2], ignore_eos=True))}
+    assert_clean(engine)
+
+
+def test_a_row_that_cannot_be_sampled_is_that_requests_error():
+    engine = make_fake_engine()
+    worker = engine.executor.worker
+    original = worker.sample
+
+    def sample(masks):
+        result = original(masks)
+        slots = worker._plan.slots[worker._plan.sample_rows].tolist()
+        if 1 in slots and worker.rows[1].num_computed > 5:
+            result.errors = {slots.index(1): "no token is allowed"}
+        return result
+
+    worker.sample = sample
+    reqs = [request(h, [h, 2], ignore_eos=True) for h in (1, 2, 3)]
+    for req in reqs:
+        engine.add(req)
+    collector = Collector(engine).run()
+    assert collector.reasons == {1: "length", 2: "error", 3: "length"}
+    assert collector.errors[2] == "no token is allowed"
+    assert collector.tokens[2] == expected(reqs[1])[:4]
+    assert collector.tokens[1] == expected(reqs[0])
+    assert_clean(engine)
+
+
+class Recorder(Observer):
+    def __init__(self):
+        self.steps, self.requests, self.closed = [], [], False
+
+    def on_step(self, record):
+        self.steps.append(record)
+
+    def on_request(self, record):
+        self.requests.append(record)
+
+    def close(self):
+        self.closed = True
+
+
+class Broken(Observer):
+    def on_step(self, record):
+        raise ValueError("broken observer")
+
+
+def test_observers_see_everything_and_cannot_stop_the_engine(caplog):
+    recorder = Recorder()
+    engine = make_fake_engine(observers=[("broken", Broken()), ("recorder", recorder)])
+    prompt = list(range(20, 40))
+    engine.add(request(1, prompt, 5, ignore_eos=True))
+    with caplog.at_level(logging.ERROR):
+        Collector(engine).run()
+    assert [r.num_tokens for r in recorder.steps] == [20, 1, 1, 1, 1]
+    assert [r.num_prefill for r in recorder.steps] == [20, 0, 0, 0, 0]
+    (record,) = recorder.requests
+    assert (record.num_prompt, record.num_output, record.finish_reason) == (20, 5, "length")
+    assert record.arrival < record.admitted < record.first_token < record.finished
+    assert sum("broken" in r.getMessage() for r in caplog.records) == 1
+    assert engine.metrics()["observer_failures"] == {"broken": 5}
+    engine.close()
+    assert recorder.closed
+
+
+def test_metrics_name_every_phase():
+    engine = make_fake_engine()
+    engine.add(request(1, [1, 2, 3], 5, ignore_eos=True))
+    Collector(engine).run()
+    metrics = engine.metrics()
+    assert metrics["num_steps"] == 5
+    assert list(metrics["phases"]) == ["schedule", "prepare", "forward", "sample", "commit"]
+    assert sum(p["share"] for p in metrics["phases"].values()) == pytest.approx(1)
+
+
+def test_abort_of_a_waiting_request_needs_no_step():
+    engine = make_fake_engine(max_num_seqs=1)
+    engine.add(request(1, [1], 50, ignore_eos=True))
+    engine.add(request(2, [1], 50))
+    collector = Collector(engine)
+    collector.step()
+    engine.abort([2])
+    engine.abort([2, 99])
+    collector.step()
+    assert collector.reasons == {2: "abort"}
+    engine.abort([1])
+    collector.run()
+    assert collector.reasons == {1: "abort", 2: "abort"}
+    assert_clean(engine)
+
+
+class Backwards(SchedulerPolicy):
+    """Last come, first served; chunks of two tokens; sees read-only columns."""
+
+    def __init__(self):
+        self.queue, self.views = [], []
+
+    def add(self, request):
+        self.queue.append(request)
+
+    def remove(self, handle):
+        before = len(self.queue)
+        self.queue = [r for r in self.queue if r.handle != handle]
+        return len(self.queue) < before
+
+    def peek(self):
+        return self.queue[-1] if self.queue else None
+
+    def pop(self):
+        return self.queue.pop()
+
+    def __len__(self):
+        return len(self.queue)
+
+    def order(self, view):
+        return np.argsort(-view.handles)
+
+    def cap(self, view, want):
+        with pytest.raises(ValueError, match="read-only"):
+            view.num_tokens[0] = 3
+        return np.full(len(want), 2)
+
+    def admit_cap(self, request, want):
+        return min(want, 2)
+
+    def on_step(self, view, scheduled):
+        self.views.append(dict(zip(view.handles.tolist(), scheduled.tolist(), strict=True)))
+
+
+def test_a_policy_orders_and_shapes_without_touching_mechanics():
+    policy = Backwards()
+    engine = make_fake_engine(policy=policy, budget=4)
+    reqs = [request(h, [h] * 7, 3, ignore_eos=True) for h in (1, 2, 3)]
+    for req in reqs:
+        engine.add(req)
+    collector = Collector(engine).run()
+    assert collector.tokens == {r.handle: expected(r) for r in reqs}
+    assert policy.views[0] == {3: 2, 2: 2}
+    assert all(sum(step.values()) <= 4 for step in policy.views)
+    assert all(count <= 2 for step in policy.views for count in step.values())
+    assert list(collector.reasons) == [3, 2, 1]
