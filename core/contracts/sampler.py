@@ -12,7 +12,7 @@ unless said otherwise:
             ceil(top_p * total), where weight[t] = round(2**40 * exp(scaled[t] - max)), computed in
             float64, rounded half to even to int64, and total is the sum over what top_k left;
             sums of integers do not depend on the order of summation
-    min_p:  of these, the tokens with scaled[t] - max >= log(min_p), computed in float64
+    min_p:  of these, the tokens with scaled[t] >= max + log(min_p), computed in float64
     token = argmax over the tokens left of  scaled[t] + gumbel(seed, position, index, t)
     gumbel = -log(-log(u)),  u = (word + 0.5) / 2**32, computed in float64, rounded to float32
     word = philox4x32_10(counter=(t >> 2, position, index, 0), key=(seed % 2**32, seed >> 32)),

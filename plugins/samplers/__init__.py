@@ -6,4 +6,11 @@ from typing import Any
 
 from octavo.core.contracts import Provider
 
-PROVIDERS: list[Provider[Any]] = []
+PROVIDERS: list[Provider[Any]] = [
+    Provider(
+        name="torch",
+        factory="octavo.plugins.samplers.torch_sampler:TorchSampler",
+        rank=10,
+        summary="Reference sampler, on any device.",
+    ),
+]
