@@ -1,0 +1,351 @@
+"""From a configuration to what it means here: the only place that settles `auto`.
+
+Reads the model's config.json through the chosen weight source; imports no torch on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from octavo.core import envvars
+from octavo.core.config import model_facts
+from octavo.core.config.models import AUTO, Choice, EngineConfig
+from octavo.core.config.origin import Path as KeyPath
+from octavo.core.config.origin import dotted
+from octavo.core.contracts import KINDS, Platform, ProbeContext
+from octavo.core.contracts.weight_source import WeightSource, WeightSourceContext
+from octavo.core.device import cpu_threads, detect_platform
+from octavo.core.errors import (
+    ConfigError,
+    ModelNotFound,
+    PluginNotFound,
+    PluginUnavailable,
+    UnsupportedModel,
+)
+from octavo.core.registry import Registry, Selection
+
+NEEDS_MODEL = "needs a model"
+LISTS = {"logits_processor": "logits_processors", "observer": "observers"}
+_BY_MODEL = ("weight_source", "tokenizer", "model", "quantization")
+
+
+@dataclass
+class Resolved:
+    """A configuration with nothing left to decide but budgets that are measured at start.
+
+    config: with concrete device, dtype, KV dtype, block size, max_model_len, num_threads and names.
+    selections: by kind, but for kinds that are lists. reasons: dotted YAML key to why it is so.
+    model_config: config.json with `hf_overrides`. generation_config: the model's, empty when it has
+    none; whether its sampling defaults apply says `config.model.generation_config`.
+    tokenizer_dir: None when there are no tokenizer files. chat_template: the text that replaces the
+    model's own. Without a model (see `resolve`) weight_source is None and the mappings are empty.
+    """
+
+    config: EngineConfig
+    platform: Platform
+    selections: dict[str, Selection] = field(default_factory=dict)
+    logits_processors: list[Selection] = field(default_factory=list)
+    observers: list[Selection] = field(default_factory=list)
+    model_config: dict[str, Any] = field(default_factory=dict)
+    generation_config: dict[str, Any] = field(default_factory=dict)
+    weight_source: WeightSource | None = None
+    tokenizer_dir: Path | None = None
+    chat_template: str | None = None
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+def resolve(config: EngineConfig, registry: Registry, *, need_model: bool = True) -> Resolved:
+    """Settle every `auto`, with reasons.
+
+    need_model: whether a configuration without `model.source` is an error; if not, what depends on
+    the model stays open and its reason is "needs a model". Raises `ConfigError`, `PluginError`, or
+    `ModelError` for a model that is not there or not served.
+    """
+    if need_model and not config.model.source:
+        raise ConfigError(
+            "no model is given; expected a folder, hub id, .gguf file or package:NAME",
+            path="model.source",
+        )
+    return _Resolver(config, registry).run()
+
+
+class _Resolver:
+    """One resolution. `_facts` grows as decisions are made, and is what probes read."""
+
+    def __init__(self, config: EngineConfig, registry: Registry) -> None:
+        self._given, self._registry = config, registry
+        platform, why = detect_platform(config.executor.device)
+        self._out = Resolved(config, platform, reasons={"executor.device": why})
+        self._facts: dict[str, Any] = {}
+        self._settled: dict[str, Any] = {"executor.device": platform.device}
+
+    def run(self) -> Resolved:
+        self._settle_threads()
+        has_model = bool(self._given.model.source)
+        if has_model:
+            self._read_model()
+        self._settle_numbers()
+        if has_model:
+            self._select_tokenizer()
+            self._select_model()
+        for kind in KINDS:
+            if kind not in self._out.selections and kind not in LISTS and kind not in _BY_MODEL:
+                self._select(kind)
+        for kind in LISTS:
+            self._select_list(kind)
+        if not has_model:
+            for kind in _BY_MODEL:
+                if self._choice(KINDS[kind].config_path)[0].name == "auto":
+                    self._out.reasons[KINDS[kind].config_path] = NEEDS_MODEL
+        self._out.config = _updated(self._given, self._settled)
+        return self._out
+
+    # ---- the model --------------------------------------------------------------------------
+
+    def _read_model(self) -> None:
+        model = self._given.model
+        self._facts |= {"source": model.source, "revision": model.revision}
+        try:
+            selection = self._select("weight_source")
+        except PluginUnavailable as exc:
+            raise ModelNotFound(f"model.source: nothing can read '{model.source}': {exc}") from exc
+        source = self._out.weight_source = self._weight_source(model.source, selection)
+        self._out.model_config = model_facts.override(source.config(), model.hf_overrides)
+        self._out.generation_config = source.generation_config()
+        config = self._out.model_config
+        self._facts |= {
+            "config": config,
+            "architecture": model_facts.architecture(config),
+            "attention_specs": model_facts.attention_specs(config),
+            "quantization": model_facts.quantization_method(config),
+        }
+        self._facts = {key: value for key, value in self._facts.items() if value is not None}
+        self._out.chat_template = _chat_template(model.chat_template)
+
+    def _weight_source(self, source: str, selection: Selection) -> WeightSource:
+        model = self._given.model
+        context = WeightSourceContext(
+            source=source,
+            revision=model.revision if source == model.source else None,
+            download_dir=model.download_dir,
+            cache_dir=envvars.CACHE_DIR.get(),
+        )
+        made: WeightSource = self._registry.create(selection, context)
+        return made
+
+    def _select_tokenizer(self) -> None:
+        source = self._out.weight_source
+        assert source is not None, "the model has been read"
+        named = self._given.model.tokenizer
+        if named is not None:
+            source = self._tokenizer_source(named)
+        folder = self._out.tokenizer_dir = source.tokenizer_dir()
+        path = "model.tokenizer_backend"
+        if folder is None and named is not None:
+            raise ModelNotFound(f"model.tokenizer: '{named}' has no tokenizer files")
+        if folder is None and self._choice(path)[0].name == "auto":
+            self._out.reasons[path] = "the model comes without tokenizer files"
+            return
+        if folder is not None:
+            self._facts["tokenizer_dir"] = folder
+        self._select("tokenizer")
+
+    def _tokenizer_source(self, source: str) -> WeightSource:
+        """The source of `model.tokenizer`, read by whatever fits it."""
+        ctx = ProbeContext(self._out.platform, {"source": source})
+        try:
+            selection = self._registry.select("weight_source", AUTO, ctx)
+        except PluginUnavailable as exc:
+            raise ModelNotFound(f"model.tokenizer: nothing can read '{source}': {exc}") from exc
+        return self._weight_source(source, selection)
+
+    def _select_model(self) -> None:
+        try:
+            self._select("model")
+        except PluginUnavailable as exc:
+            name = self._facts.get("architecture", "none (config.json has no `architectures`)")
+            raise UnsupportedModel(f"architecture {name} is not served: {exc}") from exc
+        self._select_quantization()
+
+    def _select_quantization(self) -> None:
+        """`auto` is the checkpoint's own method, or none."""
+        path = KINDS["quantization"].config_path
+        choice, _ = self._choice(path)
+        method = self._facts.get("quantization")
+        handed_over = self._registry.preferred("quantization")
+        plain = "none" in self._registry.providers("quantization")
+        if choice.name != "auto" or (method is None and (handed_over or not plain)):
+            self._select("quantization")
+            return
+        name = method or "none"
+        try:
+            self._select("quantization", Choice(name=name, options=choice.options))
+        except PluginNotFound as exc:
+            raise UnsupportedModel(f"the checkpoint is quantized with '{name}': {exc}") from exc
+        why = "the checkpoint's quantization_config" if method else "the checkpoint is not quantized"
+        self._out.reasons[path] = why
+
+    # ---- numbers ----------------------------------------------------------------------------
+
+    def _settle(self, key: str, value: Any, why: str) -> None:
+        self._settled[key] = value
+        self._out.reasons[key] = why
+
+    def _settle_threads(self) -> None:
+        if self._given.executor.num_threads == "auto":
+            self._settle("executor.num_threads", *cpu_threads())
+
+    def _settle_numbers(self) -> None:
+        config, kv = self._given, self._given.kv_cache
+        dtype = config.model.dtype
+        if dtype == "auto":
+            settled = self._auto_dtype()
+            if settled is None:
+                self._out.reasons["model.dtype"] = NEEDS_MODEL
+            else:
+                dtype = settled[0]
+                self._settle("model.dtype", *settled)
+        if kv.dtype == "auto":
+            if dtype == "auto":
+                self._out.reasons["kv_cache.dtype"] = NEEDS_MODEL
+            else:
+                self._settle("kv_cache.dtype", dtype, "as model.dtype")
+        if kv.block_size == "auto":
+            self._settle("kv_cache.block_size", 16, "the default")
+        self._settle_length()
+        for fact, key in (
+            ("dtype", "model.dtype"),
+            ("kv_dtype", "kv_cache.dtype"),
+            ("block_size", "kv_cache.block_size"),
+        ):
+            value = self._settled.get(key, _get(config, key))
+            if value != "auto":
+                self._facts[fact] = value
+
+    def _auto_dtype(self) -> tuple[str, str] | None:
+        platform = self._out.platform
+        if platform.device == "cpu":
+            return "float32", "on a CPU"
+        if not self._out.model_config:
+            return None
+        own = model_facts.checkpoint_dtype(self._out.model_config)
+        if own is None:
+            own, why = "bfloat16", "config.json does not say"
+        else:
+            why = "the checkpoint's own"
+        if own == "bfloat16" and platform.capability is not None and platform.capability < (8, 0):
+            return "float16", f"{why} (bfloat16), which this device lacks"
+        return own, why
+
+    def _settle_length(self) -> None:
+        key, wanted = "model.max_model_len", self._given.model.max_model_len
+        if not self._out.model_config:
+            if wanted is None:
+                self._out.reasons[key] = NEEDS_MODEL
+            return
+        known = model_facts.model_length(self._out.model_config)
+        file, line = self._given.origin.where(("model", "max_model_len"))
+        if known is None and wanted is None:
+            raise ConfigError("give it: the model's config.json does not say", path=key)
+        if wanted is None:
+            assert known is not None, "checked above"
+            self._settle(key, *known)
+        elif known is not None and wanted > known[0]:
+            raise ConfigError(
+                f"expected at most {known[0]}, which is what the model is made for ({known[1]}), "
+                f"got {wanted}; to go beyond, change config.json's value by model.hf_overrides",
+                path=key,
+                file=file,
+                line=line,
+            )
+        budget = self._given.scheduler.max_num_batched_tokens
+        length = wanted or (known[0] if known else 0)
+        if not self._given.scheduler.chunked_prefill and budget != "auto" and budget < length:
+            raise ConfigError(
+                f"without chunked_prefill a whole prompt must fit into a step: expected at least "
+                f"{key} = {length}, got {budget}",
+                path="scheduler.max_num_batched_tokens",
+            )
+
+    # ---- plugins ----------------------------------------------------------------------------
+
+    def _choice(self, path: str) -> tuple[Choice, bool]:
+        """The choice at a key, and whether the configuration gives it."""
+        section_name, _, name = path.partition(".")
+        section = getattr(self._given, section_name)
+        return getattr(section, name), name in section.model_fields_set
+
+    def _select(self, kind: str, choice: Choice | None = None) -> Selection:
+        path = KINDS[kind].config_path
+        given, explicit = self._choice(path)
+        selection = self._registry.select(
+            kind,
+            choice or given,
+            ProbeContext(self._out.platform, dict(self._facts)),
+            explicit=explicit or choice is not None,
+            origin=self._given.origin,
+        )
+        self._out.selections[kind] = selection
+        self._out.reasons[path] = selection.reason
+        self._settled[path] = Choice(name=selection.name, options=(choice or given).options)
+        return selection
+
+    def _select_list(self, kind: str) -> None:
+        """Those that are named, in order, then those that the user handed over."""
+        key = LISTS[kind]
+        choices: list[Choice] = list(getattr(self._given, key))
+        named = {choice.name for choice in choices}
+        for entry in self._registry.preferred(kind):
+            if entry.name not in named:
+                choices.append(Choice(name=entry.name))
+        chosen: list[Selection] = getattr(self._out, key)
+        for index, choice in enumerate(choices):
+            path: KeyPath = (key, index)
+            selection = self._registry.select(
+                kind,
+                choice,
+                ProbeContext(self._out.platform, self._facts),
+                path=path,
+                origin=self._given.origin,
+            )
+            chosen.append(selection)
+            given = selection.registered.source.preferred
+            why = f"given by the user ({selection.registered.where})" if given else selection.reason
+            self._out.reasons[dotted(path)] = why
+        self._settled[key] = choices
+
+
+def _get(config: EngineConfig, key: str) -> Any:
+    section, _, name = key.partition(".")
+    return getattr(getattr(config, section), name)
+
+
+def _updated(config: EngineConfig, settled: Mapping[str, Any]) -> EngineConfig:
+    """A copy with values replaced at dotted keys."""
+    sections: dict[str, dict[str, Any]] = {}
+    top: dict[str, Any] = {}
+    for key, value in settled.items():
+        section, dot, name = key.partition(".")
+        if dot:
+            sections.setdefault(section, {})[name] = value
+        else:
+            top[key] = value
+    for section, values in sections.items():
+        top[section] = getattr(config, section).model_copy(update=values)
+    return config.model_copy(update=top)
+
+
+def _chat_template(given: str | None) -> str | None:
+    """`model.chat_template`: a text that is a template, or the path of a file."""
+    if given is None or "{" in given or "\n" in given:
+        return given
+    try:
+        return Path(given).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(
+            f"expected a template or a readable file, got '{given}': {exc}",
+            path="model.chat_template",
+        ) from None

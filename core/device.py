@@ -1,0 +1,119 @@
+"""What the machine has: the device, and the CPU threads that this process may use.
+
+torch is imported only when a CUDA driver is there, or CUDA is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from octavo.core.contracts import Platform
+from octavo.core.errors import ConfigError
+
+
+def detect_platform(device: str) -> tuple[Platform, str]:
+    """The platform for `executor.device`, and why. Raises `ConfigError` for a `cuda` that is not
+    there."""
+    if device == "cpu":
+        return Platform("cpu"), "named in the configuration"
+    missing = None if device == "cuda" or _has_driver() else "no NVIDIA driver is here"
+    if missing is None:
+        platform, missing = _ask_torch()
+        if platform is not None:
+            chosen = "named in the configuration" if device == "cuda" else "a CUDA device is here"
+            return platform, chosen
+    if device == "cuda":
+        raise ConfigError(
+            f"cuda is asked for, but {missing}; expected a CUDA device, or executor.device: cpu",
+            path="executor.device",
+        )
+    return Platform("cpu"), str(missing)
+
+
+def _has_driver() -> bool:
+    """Whether an NVIDIA device node exists (Linux, or the one of WSL)."""
+    dev = Path("/dev")
+    return any(dev.glob("nvidia[0-9]*")) or (dev / "dxg").exists()
+
+
+def _ask_torch() -> tuple[Platform | None, str | None]:
+    if importlib.util.find_spec("torch") is None:
+        return None, "torch is not installed"
+    import torch
+
+    if torch.version.cuda is None:
+        return None, f"torch {torch.__version__} is built without CUDA"
+    if not torch.cuda.is_available():
+        return None, "torch finds no CUDA device"
+    return Platform("cuda", torch.cuda.get_device_capability()), None
+
+
+def cpu_threads() -> tuple[int, str]:
+    """How many CPU threads to use, and why: OMP_NUM_THREADS when set, else the cores that the
+    affinity mask and the cgroup's quota allow."""
+    text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    if text.isdigit() and int(text) > 0:
+        return int(text), "OMP_NUM_THREADS"
+    if hasattr(os, "sched_getaffinity"):
+        cores, why = len(os.sched_getaffinity(0)), "cores in the affinity mask"
+    else:
+        cores, why = os.cpu_count() or 1, "cores of this machine"
+    quota = cgroup_cpus()
+    if quota is not None and quota < cores:
+        return max(1, math.ceil(quota)), f"the cgroup allows {quota:g} cores"
+    return max(1, cores), why
+
+
+def cgroup_cpus(
+    root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
+) -> float | None:
+    """Cores that the cgroup's quota allows (the least of it and its parents); None: no limit."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return None
+    found: list[float] = []
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if not controllers:
+            found += _limits(root, path, _v2_limit)
+        elif "cpu" in controllers.split(","):
+            for name in (controllers, "cpu"):
+                found += _limits(root / name, path, _v1_limit)
+    return min(found, default=None)
+
+
+def _limits(root: Path, path: str, read: Callable[[Path], float | None]) -> list[float]:
+    """Limits of a cgroup and of all above it. In a container the path may lead outside of what is
+    mounted; then only the root is there."""
+    folder = root / path.lstrip("/")
+    found = []
+    for here in (folder, *folder.parents):
+        if here != root and root not in here.parents:
+            break
+        limit = read(here)
+        if limit is not None:
+            found.append(limit)
+    return found
+
+
+def _v2_limit(folder: Path) -> float | None:
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+def _v1_limit(folder: Path) -> float | None:
+    try:
+        quota = int((folder / "cpu.cfs_quota_us").read_text())
+        period = int((folder / "cpu.cfs_period_us").read_text())
+        return quota / period if quota > 0 and period > 0 else None
+    except (OSError, ValueError):
+        return None
