@@ -53,11 +53,7 @@ def _ask_torch() -> tuple[Platform | None, str | None]:
 
 
 def cpu_threads() -> tuple[int, str]:
-    """How many CPU threads to use, and why: OMP_NUM_THREADS when set, else the cores that the
-    affinity mask and the cgroup's quota allow."""
-    text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    if text.isdigit() and int(text) > 0:
-        return int(text), "OMP_NUM_THREADS"
+    """How many CPU threads to use, and why: what the affinity mask and the cgroup's quota allow."""
     if hasattr(os, "sched_getaffinity"):
         cores, why = len(os.sched_getaffinity(0)), "cores in the affinity mask"
     else:

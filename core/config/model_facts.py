@@ -79,7 +79,7 @@ def _integer(value: Any) -> int:
 
 
 def _rope(text: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Rope scaling under its older and newer key; of those that differ by layer, full attention's."""
+    """Rope scaling under its older and newer key. Where layers differ, that of full attention."""
     for key in ("rope_scaling", "rope_parameters"):
         value = text.get(key)
         if isinstance(value, Mapping) and value:

@@ -185,7 +185,9 @@ class _Resolver:
             self._select("quantization", Choice(name=name, options=choice.options))
         except PluginNotFound as exc:
             raise UnsupportedModel(f"the checkpoint is quantized with '{name}': {exc}") from exc
-        why = "the checkpoint's quantization_config" if method else "the checkpoint is not quantized"
+        why = (
+            "the checkpoint's quantization_config" if method else "the checkpoint is not quantized"
+        )
         self._out.reasons[path] = why
 
     # ---- numbers ----------------------------------------------------------------------------
@@ -200,7 +202,7 @@ class _Resolver:
 
     def _settle_numbers(self) -> None:
         config, kv = self._given, self._given.kv_cache
-        dtype = config.model.dtype
+        dtype: str = config.model.dtype
         if dtype == "auto":
             settled = self._auto_dtype()
             if settled is None:
