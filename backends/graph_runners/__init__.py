@@ -6,4 +6,10 @@ from typing import Any
 
 from octavo.core.contracts import Provider
 
-PROVIDERS: list[Provider[Any]] = []
+PROVIDERS: list[Provider[Any]] = [
+    Provider(
+        name="eager",
+        factory="octavo.backends.graph_runners.eager:EagerRunner",
+        summary="Runs the model's forward pass as it is written.",
+    ),
+]

@@ -1,0 +1,179 @@
+"""Attention as a model's module calls it: rope, then the backend, for the batch of this step.
+
+Eager code calls Python directly. Under torch.compile the call is the opaque operator
+`octavo::attention`, which takes tensors and numbers only; an integer handle leads from it to the
+layer through one table.
+Legend: T tokens, H query heads, K KV heads, D head size, Dv value head size, L longest sequence.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from octavo.core.contracts.attention_backend import AttentionBackend, AttentionBatch, AttentionLayer
+from octavo.core.contracts.model import AttentionFn, AttentionSpec
+from octavo.core.runner.kv_pool import LayerCache
+from octavo.core.runner.rope import RopeTable, apply_rope
+
+
+@dataclass(slots=True)
+class _Layer:
+    """A registered layer. The backend is known once the model is, the cache once it is sized."""
+
+    layer: int
+    spec: AttentionSpec
+    cos_sin: torch.Tensor | None
+    rope: RopeTable | None
+    handle: int
+    backend: AttentionBackend | None = None
+    cache: AttentionLayer | None = None
+
+
+@dataclass(slots=True)
+class _Step:
+    """Rows of the rope tables at this step's positions, by table."""
+
+    positions: torch.Tensor | None = None
+    rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+
+_handles = itertools.count()
+_table: dict[int, tuple[AttentionOp, _Layer]] = {}
+
+
+class AttentionOp:
+    """All attention layers of one model runner. `register` is `ModelContext.attention`."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, _Layer] = {}
+        self._backends: list[tuple[int, AttentionBackend]] = []
+        self._tables: dict[tuple[int, bool], RopeTable] = {}
+        self._step = _Step()
+
+    @property
+    def specs(self) -> dict[int, AttentionSpec]:
+        """Spec of every registered layer."""
+        return {layer.layer: layer.spec for layer in self.layers.values()}
+
+    def register(
+        self, layer: int, spec: AttentionSpec, cos_sin: torch.Tensor | None
+    ) -> AttentionFn:
+        """Make the function that a layer's module calls."""
+        if layer in self.layers:
+            raise ValueError(f"attention layer {layer} is registered twice")
+        rope = None
+        if spec.rope_dim and cos_sin is not None:
+            # Layers nearly always share one table: expand it once.
+            key = (cos_sin.data_ptr(), spec.rope_interleaved)
+            rope = self._tables.get(key)
+            if rope is None:
+                rope = self._tables[key] = RopeTable(cos_sin, spec.rope_interleaved)
+        entry = _Layer(layer, spec, cos_sin, rope, next(_handles))
+        self.layers[layer] = entry
+        _table[entry.handle] = (self, entry)
+        handle, width = entry.handle, spec.num_heads * spec.value_head_size
+
+        def attention(
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor
+        ) -> torch.Tensor:
+            if torch.compiler.is_compiling():
+                out: torch.Tensor = torch.ops.octavo.attention(q, k, v, positions, handle, width)
+                return out
+            return self._run(entry, q, k, v, positions)
+
+        return attention
+
+    def bind(
+        self, caches: Sequence[LayerCache], backends: Sequence[tuple[int, AttentionBackend]]
+    ) -> None:
+        """Give every layer its cache and the backend of its group; `backends` are (group, backend)
+        in group order. Called again whenever the pool is allocated anew."""
+        by_group = dict(backends)
+        self._backends = list(backends)
+        for cache in caches:
+            entry = self.layers[cache.spec.layer]
+            entry.backend = by_group[cache.spec.group]
+            entry.cache = AttentionLayer(
+                entry.layer, entry.spec, cache.k, cache.v, entry.cos_sin
+            )
+
+    def plan(self, groups: Sequence[AttentionBatch]) -> None:
+        """Prepare all backends for a batch."""
+        self._step.positions = None
+        self._step.rows.clear()
+        for group, backend in self._backends:
+            backend.plan(groups[group])
+
+    def close(self) -> None:
+        """Forget the layers; what they hold can be freed."""
+        for entry in self.layers.values():
+            _table.pop(entry.handle, None)
+        self.layers.clear()
+
+    def _run(
+        self,
+        entry: _Layer,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> torch.Tensor:
+        backend, cache, spec = entry.backend, entry.cache, entry.spec
+        assert backend is not None, "attention ran before the KV pool was allocated"
+        assert cache is not None, "attention ran before the KV pool was allocated"
+        if entry.rope is not None and not backend.fuses_rope:
+            cos, sin = self._rope_rows(entry.rope, positions)
+            q = apply_rope(q, cos, sin, interleaved=spec.rope_interleaved)
+            k = apply_rope(k, cos, sin, interleaved=spec.rope_interleaved)
+        out = q.new_empty(q.shape[0], spec.num_heads, spec.value_head_size)
+        backend.run(cache, q, k, v, out)
+        return out.view(q.shape[0], spec.num_heads * spec.value_head_size)
+
+    def _rope_rows(
+        self, table: RopeTable, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        step = self._step
+        if step.positions is not positions:
+            step.positions = positions
+            step.rows.clear()
+        rows = step.rows.get(id(table))
+        if rows is None:
+            rows = step.rows[id(table)] = table.rows(positions)
+        return rows
+
+
+_library = torch.library.Library("octavo", "FRAGMENT")
+_library.define(
+    "attention(Tensor q, Tensor k, Tensor v, Tensor positions, int layer, int width) -> Tensor"
+)
+
+
+def _attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    layer: int,
+    width: int,
+) -> torch.Tensor:
+    op, entry = _table[layer]
+    return op._run(entry, q, k, v, positions)
+
+
+def _attention_fake(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    layer: int,
+    width: int,
+) -> torch.Tensor:
+    return q.new_empty(q.shape[0], width)
+
+
+_library.impl("attention", _attention, "CompositeExplicitAutograd")
+torch.library.register_fake("octavo::attention", _attention_fake, lib=_library)

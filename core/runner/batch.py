@@ -1,0 +1,238 @@
+"""From a plan and the mirror to the flat tensors of a forward pass.
+
+Legend: B rows, T tokens (flat, all rows one after another), G KV groups, M blocks a row at most,
+P tokens a block. All work is done by a fixed number of vector operations; what depends on
+`StepPlan.layout` alone is kept from step to step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from octavo.core.contracts.attention_backend import AttentionBatch
+from octavo.core.messages import StepPlan
+from octavo.core.runner.mirror import Mirror
+
+
+class Column:
+    """A host array and its twin on the device. On a CPU they are the same memory; on CUDA the host
+    side is pinned and `push` copies asynchronously."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        cuda = device.type == "cuda"
+        self._host = torch.zeros(shape, dtype=dtype, pin_memory=cuda)
+        self.array: NDArray[Any] = self._host.numpy()
+        self.tensor = torch.zeros(shape, dtype=dtype, device=device) if cuda else self._host
+        self._twin = cuda
+
+    def push(self, length: int) -> None:
+        """Bring the first `length` entries to the device."""
+        if self._twin:
+            self.tensor[:length].copy_(self._host[:length], non_blocking=True)
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """One step's inputs. slots: intp[B]. token_ids, positions: int64[T] on the device. groups: the
+    attention metadata of each KV group. last: int64[B] on the host, each row's last flat index."""
+
+    slots: NDArray[np.intp]
+    num_decodes: int
+    num_tokens: int
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    groups: list[AttentionBatch]
+    last: NDArray[np.int64]
+
+
+class BatchBuilder:
+    """Writes batches into buffers made once. `max_tokens` is a first guess: the buffers grow when a
+    plan asks for more."""
+
+    def __init__(self, mirror: Mirror, *, max_tokens: int, device: torch.device) -> None:
+        self._mirror, self._device = mirror, device
+        rows, groups = mirror.num_slots, mirror.num_groups
+        self._arange = np.arange(rows + 1, dtype=np.int64)
+        self._query_start = Column((rows + 1,), torch.int32, device)
+        self._decode_start = Column((rows + 1,), torch.int32, device)
+        self._decode_start.array[:] = self._arange
+        self._decode_start.push(rows + 1)
+        self._seq_lens = Column((rows,), torch.int32, device)
+        max_blocks = mirror.block_tables.shape[2]
+        self._tables = [Column((rows, max_blocks), torch.int32, device) for _ in range(groups)]
+        self._shared_tables = [torch.from_numpy(table) for table in mirror.block_tables]
+        self._row_scratch = np.zeros((3, rows), dtype=np.int64)
+        self._allocate(max(max_tokens, rows))
+        self._layout: int | None = None
+        self._slots = np.zeros(0, dtype=np.intp)
+        self._dense = False
+        self._decode_batch: StepBatch | None = None
+        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+
+    def _allocate(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._token_ids = Column((max_tokens,), torch.int64, self._device)
+        self._positions = Column((max_tokens,), torch.int64, self._device)
+        self._slot_mapping = [
+            Column((max_tokens,), torch.int64, self._device)
+            for _ in range(self._mirror.num_groups)
+        ]
+
+    def build(self, plan: StepPlan) -> StepBatch:
+        """The batch of a plan that the mirror has already applied."""
+        if self._copied is not None:
+            # Copies of the last step may still read the pinned buffers that are written next.
+            self._copied.synchronize()
+        new_layout = plan.layout != self._layout
+        if new_layout:
+            self._layout = plan.layout
+            self._slots = plan.slots.astype(np.intp)
+            self._dense = bool((self._slots == self._arange[: self._slots.size]).all())
+            self._decode_batch = None
+        if plan.num_decodes == self._slots.size:
+            tables_changed = new_layout or bool(plan.appended.size or plan.admitted)
+            batch = self._build_decodes(tables_changed)
+        else:
+            batch = self._build_mixed(plan)
+        if self._copied is not None:
+            self._copied.record()
+        return batch
+
+    # ---- one token a row ------------------------------------------------------------------------
+
+    def _build_decodes(self, tables_changed: bool) -> StepBatch:
+        mirror, slots, rows = self._mirror, self._slots, self._slots.size
+        batch = self._decode_batch
+        if batch is None:
+            batch = self._decode_batch = self._batch(rows, rows, self._decode_start, 1)
+            tables_changed = True
+        positions = self._positions.array[:rows]
+        if self._dense:
+            positions[:] = mirror.num_computed[:rows]
+        else:
+            np.take(mirror.num_computed, slots, out=positions, mode="clip")
+        index, block, offset = self._row_scratch[:, :rows]
+        np.multiply(slots, mirror.token_stride, out=index)
+        np.add(index, positions, out=index)
+        self._token_ids.array[:rows] = mirror.flat_token_ids.take(index)
+        np.add(positions, 1, out=self._seq_lens.array[:rows], casting="unsafe")
+        np.floor_divide(positions, mirror.block_size, out=block)
+        np.multiply(block, mirror.block_size, out=offset)
+        np.subtract(positions, offset, out=offset)
+        np.multiply(slots, mirror.block_tables.shape[2], out=index)
+        np.add(index, block, out=index)
+        for group in range(mirror.num_groups):
+            mapping = self._slot_mapping[group].array[:rows]
+            mapping[:] = mirror.block_tables[group].reshape(-1).take(index)
+            mapping *= mirror.block_size
+            mapping += offset
+        max_seq_len = int(positions.max()) + 1
+        self._fill_tables(rows, tables_changed)
+        self._push(rows, rows)
+        for group_batch in batch.groups:
+            group_batch.max_seq_len = max_seq_len
+        return batch
+
+    # ---- prefill rows behind the decodes --------------------------------------------------------
+
+    def _build_mixed(self, plan: StepPlan) -> StepBatch:
+        mirror, slots, rows = self._mirror, self._slots, self._slots.size
+        starts = self._query_start.array
+        np.cumsum(plan.counts, out=starts[1 : rows + 1])
+        num_tokens = int(starts[rows])
+        if num_tokens > self._max_tokens:
+            self._allocate(num_tokens)
+        counts = plan.counts
+        computed = mirror.num_computed[slots]
+        positions = self._positions.array[:num_tokens]
+        np.add(
+            np.repeat(computed - starts[:rows], counts),
+            np.arange(num_tokens),
+            out=positions,
+        )
+        token_slots = np.repeat(slots, counts)
+        self._token_ids.array[:num_tokens] = mirror.flat_token_ids.take(
+            token_slots * mirror.token_stride + positions
+        )
+        np.add(computed, counts, out=self._seq_lens.array[:rows], casting="unsafe")
+        block, offset = np.divmod(positions, mirror.block_size)
+        index = token_slots * mirror.block_tables.shape[2] + block
+        for group in range(mirror.num_groups):
+            mapping = self._slot_mapping[group].array[:num_tokens]
+            mapping[:] = mirror.block_tables[group].reshape(-1).take(index)
+            mapping *= mirror.block_size
+            mapping += offset
+        self._fill_tables(rows, changed=True)
+        self._query_start.push(rows + 1)
+        self._push(num_tokens, rows)
+        # Decodes that follow in the same layout (it can recur) must not find these views stale.
+        self._decode_batch = None
+        batch = self._batch(num_tokens, plan.num_decodes, self._query_start, int(counts.max()))
+        return batch
+
+    # ---- shared ---------------------------------------------------------------------------------
+
+    def _fill_tables(self, rows: int, changed: bool) -> None:
+        if self._dense and self._copied is None:
+            return  # the mirror's own rows are handed out
+        if not changed:
+            return
+        for group, column in enumerate(self._tables):
+            np.take(
+                self._mirror.block_tables[group],
+                self._slots,
+                axis=0,
+                out=column.array[:rows],
+                mode="clip",
+            )
+            column.push(rows)
+
+    def _push(self, num_tokens: int, rows: int) -> None:
+        self._token_ids.push(num_tokens)
+        self._positions.push(num_tokens)
+        self._seq_lens.push(rows)
+        for column in self._slot_mapping:
+            column.push(num_tokens)
+
+    def _batch(
+        self, num_tokens: int, num_decodes: int, query_start: Column, max_query_len: int
+    ) -> StepBatch:
+        """Views of the buffers for a batch of this size."""
+        rows = self._slots.size
+        seq_lens_cpu = self._seq_lens.array[:rows]
+        shared = self._dense and self._copied is None
+        positions = self._positions.tensor[:num_tokens]
+        groups = [
+            AttentionBatch(
+                num_tokens=num_tokens,
+                num_rows=rows,
+                num_decodes=num_decodes,
+                max_query_len=max_query_len,
+                max_seq_len=int(seq_lens_cpu.max()),
+                query_start_loc=query_start.tensor[: rows + 1],
+                seq_lens=self._seq_lens.tensor[:rows],
+                block_table=(self._shared_tables[group] if shared else column.tensor)[:rows],
+                slot_mapping=self._slot_mapping[group].tensor[:num_tokens],
+                positions=positions,
+                query_start_loc_cpu=query_start.array[: rows + 1],
+                seq_lens_cpu=seq_lens_cpu,
+                block_table_cpu=(
+                    self._mirror.block_tables[group] if shared else column.array
+                )[:rows],
+            )
+            for group, column in enumerate(self._tables)
+        ]
+        return StepBatch(
+            slots=self._slots,
+            num_decodes=num_decodes,
+            num_tokens=num_tokens,
+            token_ids=self._token_ids.tensor[:num_tokens],
+            positions=positions,
+            groups=groups,
+            last=query_start.array[1 : rows + 1].astype(np.int64) - 1,
+        )

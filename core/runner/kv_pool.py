@@ -1,0 +1,191 @@
+"""The KV pool: memory of every layer's cached keys and values, and copies between blocks.
+
+Legend: N blocks (0 is the null block, which padding points at and which stays zero), P tokens a
+block, K KV heads, D head size of keys, Dv of values.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from octavo.core.contracts.attention_backend import KVDim, KVLayout
+from octavo.core.contracts.model import KVSpec
+from octavo.core.errors import CapacityError, ConfigError
+from octavo.core.messages import Int32
+
+DEVICE_COPY, TO_HOST, TO_DEVICE = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """One layer's views of the pool: k [N, P, K, D] and v [N, P, K, Dv], in the layout's strides.
+    The host twins are None without a host pool."""
+
+    spec: KVSpec
+    k: torch.Tensor
+    v: torch.Tensor
+    host_k: torch.Tensor | None = None
+    host_v: torch.Tensor | None = None
+
+
+def block_bytes(specs: Sequence[KVSpec], block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block in all layers."""
+    elements = sum(spec.num_kv_heads * (spec.head_size + spec.value_head_size) for spec in specs)
+    return elements * block_size * dtype.itemsize
+
+
+def choose_layout(layouts: Sequence[KVLayout], dtype: torch.dtype, block_size: int) -> KVLayout:
+    """The first layout that holds this dtype in blocks of this size. Raises `ConfigError`."""
+    name = str(dtype).removeprefix("torch.")
+    for layout in layouts:
+        if name in layout.dtypes and (
+            not layout.block_sizes or block_size in layout.block_sizes
+        ):
+            return layout
+    offered = "; ".join(
+        f"{'/'.join(layout.dtypes)} in blocks of "
+        f"{'/'.join(map(str, layout.block_sizes)) or 'any size'}"
+        for layout in layouts
+    )
+    raise ConfigError(
+        f"the attention backend keeps no {name} in blocks of {block_size} tokens, it offers: "
+        f"{offered}",
+        path="kv_cache",
+    )
+
+
+class KVPool:
+    """Pools of all layers. `layouts[i]` belongs to `specs[i]`.
+
+    poison: fill fresh blocks with NaN (all but the null block), so that a test sees whoever reads
+    what was never written.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[KVSpec],
+        layouts: Sequence[KVLayout],
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_host_blocks: int = 0,
+        poison: bool = False,
+    ) -> None:
+        self.num_blocks, self.num_host_blocks = num_blocks, num_host_blocks
+        self.block_size = block_size
+        self.layers: list[LayerCache] = []
+        host = torch.device("cpu")
+        try:
+            for spec, layout in zip(specs, layouts, strict=True):
+                k, v = _allocate(spec, layout, num_blocks, block_size, dtype, device)
+                host_k = host_v = None
+                if num_host_blocks:
+                    pin = device.type == "cuda"
+                    host_k, host_v = _allocate(
+                        spec, layout, num_host_blocks, block_size, dtype, host, pin
+                    )
+                if poison:
+                    k[1:].fill_(math.nan)
+                    v[1:].fill_(math.nan)
+                self.layers.append(LayerCache(spec, k, v, host_k, host_v))
+        except (MemoryError, RuntimeError, OSError) as error:
+            wanted = num_blocks * block_bytes(specs, block_size, dtype)
+            raise CapacityError(
+                f"no memory for a KV pool of {num_blocks} blocks ({wanted / 2**20:.0f} MiB): "
+                f"{error}. Lower kv_cache.memory_utilization or set kv_cache.memory_bytes"
+            ) from error
+
+    def copy(self, copies: Int32) -> None:
+        """Run a plan's copies, int32[5, n] rows (kind, group, source, target, tokens), in order.
+        Neighbours of one kind and group go together, unless one reads what another wrote."""
+        start, total = 0, copies.shape[1]
+        while start < total:
+            stop = start + 1
+            written = {int(copies[3, start])}
+            while (
+                stop < total
+                and (copies[:2, stop] == copies[:2, start]).all()
+                and int(copies[2, stop]) not in written
+                and int(copies[3, stop]) not in written
+            ):
+                written.add(int(copies[3, stop]))
+                stop += 1
+            kind, group = (int(value) for value in copies[:2, start])
+            self._copy_run(kind, group, *copies[2:, start:stop])
+            start = stop
+
+    def _copy_run(
+        self, kind: int, group: int, sources: Int32, targets: Int32, tokens: Int32
+    ) -> None:
+        offsets = np.concatenate([np.arange(n) for n in tokens])
+        source_block = np.repeat(sources, tokens).astype(np.int64)
+        target_block = np.repeat(targets, tokens).astype(np.int64)
+        for cache in self.layers:
+            if cache.spec.group != group:
+                continue
+            for device, host in ((cache.k, cache.host_k), (cache.v, cache.host_v)):
+                if kind == DEVICE_COPY:
+                    source, target = device, device
+                else:
+                    assert host is not None, "a plan swaps and there is no host pool"
+                    source, target = (device, host) if kind == TO_HOST else (host, device)
+                values = source[_on(source, source_block), _on(source, offsets)]
+                target[_on(target, target_block), _on(target, offsets)] = values.to(target.device)
+
+
+def _on(tensor: torch.Tensor, index: NDArray[np.int64]) -> torch.Tensor:
+    return torch.from_numpy(index).to(tensor.device)
+
+
+def _allocate(
+    spec: KVSpec,
+    layout: KVLayout,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    pin: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    sizes: dict[KVDim, int] = {
+        "kv": 2,
+        "block": num_blocks,
+        "token": block_size,
+        "head": spec.num_kv_heads,
+        "dim": spec.head_size,
+    }
+    if spec.head_size != spec.value_head_size:
+        # Keys and values of different sizes cannot share a tensor: two pools in the same order.
+        dims = tuple(dim for dim in layout.dims if dim != "kv")
+        halves = []
+        for head_size in (spec.head_size, spec.value_head_size):
+            sizes["dim"] = head_size
+            storage = _zeros([sizes[dim] for dim in dims], dtype, device, pin)
+            halves.append(storage.permute([dims.index(d) for d in _LOGICAL]))
+        return halves[0], halves[1]
+    storage = _zeros([sizes[dim] for dim in layout.dims], dtype, device, pin)
+    order = [layout.dims.index("kv"), *(layout.dims.index(dim) for dim in _LOGICAL)]
+    k, v = storage.permute(order).unbind(0)
+    return k, v
+
+
+_LOGICAL: tuple[KVDim, ...] = ("block", "token", "head", "dim")
+
+
+def _zeros(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device, pin: bool
+) -> torch.Tensor:
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or pin or size < mmap.PAGESIZE:
+        return torch.zeros(tuple(shape), dtype=dtype, device=device, pin_memory=pin)
+    # Fresh pages are zero and take no memory until they are written.
+    pages = mmap.mmap(-1, size)
+    return torch.frombuffer(pages, dtype=dtype).view(tuple(shape))

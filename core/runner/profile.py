@@ -1,0 +1,114 @@
+"""What a loaded model costs: bytes of weights, peak of a forward pass, tokens it computes in half a
+second, and what that leaves for the KV pool."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from octavo.core.runner.memory import (
+    GIB,
+    free_host_memory,
+    peak_resident,
+    reset_peak_resident,
+)
+
+STEP_SECONDS = 0.5
+"""A full step on a CPU takes at most this long, so that decodes beside it stay fluent."""
+
+_SHORT_PASS = 0.1
+"""Seconds from which a timed pass is long enough to extrapolate from."""
+
+_CPU_POOL = 4 * GIB
+_CPU_SHARE = 4
+"""On a CPU the pool takes at most this many bytes, and one part in this many of what is free."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """activation_bytes: peak beside weights and KV of the largest batch. step_token_limit: see
+    `WorkerReport`, None when it was not measured."""
+
+    activation_bytes: int
+    step_token_limit: int | None
+
+
+def weight_size(model: torch.nn.Module) -> tuple[int, int]:
+    """(parameters, bytes), tied ones once. Buffers count as bytes only."""
+    seen: set[int] = set()
+    count = size = 0
+    for tensor, is_parameter in (
+        *((parameter, True) for parameter in model.parameters()),
+        *((buffer, False) for buffer in model.buffers()),
+    ):
+        storage = tensor.untyped_storage().data_ptr()
+        if storage in seen:
+            continue
+        seen.add(storage)
+        count += tensor.numel() * is_parameter
+        size += tensor.numel() * tensor.element_size()
+    return count, size
+
+
+def step_token_limit(run: Callable[[int], None], most: int) -> int:
+    """Tokens of prefill that take `STEP_SECONDS`: a multiple of 16, from 64 to 8192.
+
+    run: computes a batch of that many prompt tokens; it can take at most `most`. Sizes are doubled
+    until a pass is long enough to extrapolate from, so the whole takes well under a second.
+    """
+    tokens, seconds = min(64, most), 0.0
+    run(tokens)  # the first pass allocates
+    while True:
+        seconds = _timed(run, tokens)
+        if seconds >= _SHORT_PASS or tokens >= min(most, 8192):
+            break
+        tokens = min(tokens * 2, most, 8192)
+    limit = int(tokens * STEP_SECONDS / max(seconds, 1e-6))
+    return min(8192, max(64, limit // 16 * 16))
+
+
+def _timed(run: Callable[[int], None], tokens: int) -> float:
+    start = time.perf_counter()
+    run(tokens)
+    return time.perf_counter() - start
+
+
+def profile_cpu(run: Callable[[int], None], tokens: int | None, most: int) -> Profile:
+    """Measure on a CPU. tokens: the step's budget, or None when it shall be found. A large budget
+    is profiled by a smaller pass and scaled, since activations grow with tokens."""
+    limit = step_token_limit(run, most) if tokens is None else None
+    wanted = tokens if tokens is not None else limit
+    assert wanted is not None
+    sample = min(wanted, most, 256)
+    before = reset_peak_resident()
+    run(sample)
+    peak = max(0, peak_resident() - before)
+    return Profile(peak * wanted // sample, limit)
+
+
+def profile_cuda(run: Callable[[int], None], tokens: int, device: torch.device) -> Profile:
+    """Measure the largest batch on a CUDA device."""
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    run(tokens)
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    return Profile(peak, None)
+
+
+def kv_budget_cpu(bytes_needed: int) -> int:
+    """Bytes of the KV pool on a CPU; bytes_needed: what `max_num_seqs` requests of `max_model_len`
+    take."""
+    return min(_CPU_POOL, free_host_memory() // _CPU_SHARE, bytes_needed)
+
+
+def kv_budget_cuda(device: torch.device, utilization: float, activation_bytes: int) -> int:
+    """Bytes of the KV pool: the device's memory by `utilization`, less what is taken already (by
+    weights, other processes, the driver) and what a step needs."""
+    free, total = torch.cuda.mem_get_info(device)
+    return max(0, int(total * utilization) - (total - free) - activation_bytes)
