@@ -65,6 +65,12 @@ class Mirror:
             group, slot, index, block = plan.appended
             self.block_tables[group, slot, index] = block
 
+    def clear(self) -> None:
+        """Forget every slot."""
+        self.num_tokens[:] = self.num_computed[:] = 0
+        self.handles[:] = -1
+        self.block_tables[:] = 0
+
     def _admit(self, row: AdmittedRow) -> None:
         slot, known = row.slot, len(row.token_ids)
         if known > self.max_model_len:

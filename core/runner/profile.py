@@ -59,8 +59,7 @@ def step_token_limit(run: Callable[[int], None], most: int) -> int:
     run: computes a batch of that many prompt tokens; it can take at most `most`. Sizes are doubled
     until a pass is long enough to extrapolate from, so the whole takes well under a second.
     """
-    tokens, seconds = min(64, most), 0.0
-    run(tokens)  # the first pass allocates
+    tokens = min(64, most)
     while True:
         seconds = _timed(run, tokens)
         if seconds >= _SHORT_PASS or tokens >= min(most, 8192):
@@ -79,14 +78,12 @@ def _timed(run: Callable[[int], None], tokens: int) -> float:
 def profile_cpu(run: Callable[[int], None], tokens: int | None, most: int) -> Profile:
     """Measure on a CPU. tokens: the step's budget, or None when it shall be found. A large budget
     is profiled by a smaller pass and scaled, since activations grow with tokens."""
-    limit = step_token_limit(run, most) if tokens is None else None
-    wanted = tokens if tokens is not None else limit
-    assert wanted is not None
-    sample = min(wanted, most, 256)
+    sample = min(tokens or 64, most, 256)
     before = reset_peak_resident()
-    run(sample)
+    run(sample)  # the first pass of the process: later ones find memory that the allocator kept
     peak = max(0, peak_resident() - before)
-    return Profile(peak * wanted // sample, limit)
+    limit = step_token_limit(run, most) if tokens is None else None
+    return Profile(peak * max(sample, tokens or limit or 0) // sample, limit)
 
 
 def profile_cuda(run: Callable[[int], None], tokens: int, device: torch.device) -> Profile:

@@ -1,0 +1,415 @@
+"""`ModelRunner`: one rank's worker. Prepare, forward, sample, on state that only plans change.
+
+Legend: T tokens of the batch, B rows, R rows that sample, E hidden size, V vocabulary, G KV groups.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from octavo.core.contracts.attention_backend import AttentionBackend, AttentionBackendContext
+from octavo.core.contracts.executor import Worker, WorkerReport
+from octavo.core.contracts.graph_runner import GraphRunner, GraphRunnerContext
+from octavo.core.contracts.logits_processor import DeviceLogitsProcessor, LogitsProcessorContext
+from octavo.core.contracts.model import AttentionFn, AttentionSpec, CausalLM, KVSpec
+from octavo.core.contracts.provider import Platform
+from octavo.core.contracts.sampler import Sampler, SamplerContext
+from octavo.core.errors import ConfigError, PluginUnavailable
+from octavo.core.messages import LogitMasks, Logprobs, PromptLogprobs, StepPlan, StepResult
+from octavo.core.runner import profile
+from octavo.core.runner.attention_op import AttentionOp
+from octavo.core.runner.batch import BatchBuilder, StepBatch
+from octavo.core.runner.kv_pool import KVPool, block_bytes, choose_layout
+from octavo.core.runner.logprobs import PromptLogprobsCollector, columns
+from octavo.core.runner.masks import apply_masks
+from octavo.core.runner.mirror import Mirror
+from octavo.core.runner.probe_plan import probe_plan
+from octavo.core.runner.processors import ProcessorSet
+from octavo.core.runner.sampling_state import SamplingState
+
+_NOTHING_ALLOWED = "no token can be sampled: every logit is masked, or some are not numbers"
+_CUDA_BUDGET = 8192
+_MOST_PROFILED = 8192
+_SUPPORT = ("none", "decode", "all")
+
+
+@dataclass(frozen=True)
+class RunnerSettings:
+    """Plain facts. kv_dtype: of the pool. max_num_batched_tokens: None when it shall be found.
+    num_threads: of the CPU, None to leave it. poison: see `KVPool`."""
+
+    device: torch.device
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    block_size: int
+    max_num_seqs: int
+    max_model_len: int
+    max_num_batched_tokens: int | None = None
+    memory_utilization: float = 0.9
+    num_threads: int | None = None
+    poison: bool = False
+
+
+RegisterAttention = Callable[[int, AttentionSpec, torch.Tensor | None], AttentionFn]
+
+
+@dataclass(frozen=True)
+class RunnerParts:
+    """How the runner's parts are made, each by the context that its kind defines.
+
+    model: gets `ModelContext.attention` and builds the module. load_weights: fills it. choices: for
+    the report.
+    """
+
+    model: Callable[[RegisterAttention], CausalLM]
+    load_weights: Callable[[CausalLM], None]
+    attention_backend: Callable[[AttentionBackendContext], AttentionBackend]
+    sampler: Callable[[SamplerContext], Sampler]
+    graph_runner: Callable[[GraphRunnerContext], GraphRunner]
+    logits_processors: Callable[
+        [LogitsProcessorContext], Sequence[tuple[str, DeviceLogitsProcessor]]
+    ] = field(default=lambda context: ())
+    choices: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Step:
+    """A forward pass that has not sampled yet. logits: float32[R, V], None when no row samples."""
+
+    plan: StepPlan
+    slots: NDArray[np.intp]
+    logits: torch.Tensor | None
+    prompt_logprobs: list[PromptLogprobs]
+    prepare_s: float
+    forward_s: float
+
+
+class ModelRunner(Worker):
+    """Not thread-safe; all calls come from the thread that its executor chose."""
+
+    def __init__(self, settings: RunnerSettings, parts: RunnerParts) -> None:
+        self.settings, self._parts = settings, parts
+        self._attention = AttentionOp()
+        self._kv_specs: list[KVSpec] = []
+        self._backends: list[tuple[int, AttentionBackend]] = []
+        self._step: _Step | None = None
+        self.pool: KVPool | None = None
+
+    # ---- start ----------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def load(self) -> WorkerReport:
+        phases: dict[str, float] = {}
+        settings = self.settings
+        if settings.num_threads is not None and settings.device.type == "cpu":
+            torch.set_num_threads(settings.num_threads)
+        with _timed(phases, "build model"):
+            self.model = self._parts.model(self._attention.register)
+        with _timed(phases, "load weights"):
+            self._parts.load_weights(self.model)
+        module = self.model
+        assert isinstance(module, torch.nn.Module), "a CausalLM is a torch.nn.Module"
+        self._kv_specs = list(self.model.kv_specs())
+        self._make_parts(module)
+        with _timed(phases, "profile"):
+            found = self._profile()
+        parameters, weight_bytes = profile.weight_size(module)
+        size = block_bytes(self._kv_specs, settings.block_size, settings.kv_dtype)
+        return WorkerReport(
+            kv_specs=tuple(self._kv_specs),
+            num_parameters=parameters,
+            weight_bytes=weight_bytes,
+            activation_bytes=found.activation_bytes,
+            block_bytes=size,
+            kv_budget=self._kv_budget(size, found.activation_bytes),
+            vocab_size=self.model.vocab_size,
+            dtype=str(settings.dtype).removeprefix("torch."),
+            step_token_limit=found.step_token_limit,
+            choices=dict(self._parts.choices),
+            phases=phases,
+        )
+
+    def _make_parts(self, module: torch.nn.Module) -> None:
+        settings, vocab_size = self.settings, self.model.vocab_size
+        num_groups = 1 + max((spec.group for spec in self._kv_specs), default=0)
+        max_tokens = settings.max_num_batched_tokens or 0
+        self.mirror = Mirror(
+            num_slots=settings.max_num_seqs,
+            max_model_len=settings.max_model_len,
+            block_size=settings.block_size,
+            num_groups=num_groups,
+        )
+        self._builder = BatchBuilder(self.mirror, max_tokens=max_tokens, device=settings.device)
+        self._backends = [(group, self._make_backend(group)) for group in range(num_groups)]
+        self._sampler = self._parts.sampler(
+            SamplerContext(vocab_size, settings.max_num_seqs, settings.device)
+        )
+        self._sampling = SamplingState(settings.max_num_seqs, vocab_size, settings.device)
+        named = self._parts.logits_processors(
+            LogitsProcessorContext(
+                vocab_size, settings.max_num_seqs, settings.max_model_len, settings.device
+            )
+        )
+        self._processors = ProcessorSet(
+            [processor for _, processor in named],
+            settings.max_num_seqs,
+            [name for name, _ in named],
+        )
+        self._prompt_logprobs = PromptLogprobsCollector(
+            self.mirror, self._sampling, self._sampler, self.model.compute_logits
+        )
+        self._graph_runner = self._parts.graph_runner(
+            GraphRunnerContext(
+                forward=self.model.forward,
+                model=module,
+                device=settings.device,
+                graph_support=min(
+                    (backend.graph_support for _, backend in self._backends), key=_SUPPORT.index
+                ),
+                max_num_seqs=settings.max_num_seqs,
+                max_num_batched_tokens=max_tokens or _CUDA_BUDGET,
+            )
+        )
+
+    def _make_backend(self, group: int) -> AttentionBackend:
+        settings, layers = self.settings, self._attention.specs
+        specs = tuple(
+            dict.fromkeys(layers[spec.layer] for spec in self._kv_specs if spec.group == group)
+        )
+        backend = self._parts.attention_backend(
+            AttentionBackendContext(
+                specs=specs,
+                dtype=settings.dtype,
+                kv_dtype=settings.kv_dtype,
+                device=settings.device,
+                block_size=settings.block_size,
+                max_num_seqs=settings.max_num_seqs,
+                max_num_batched_tokens=settings.max_num_batched_tokens or _CUDA_BUDGET,
+                max_model_len=settings.max_model_len,
+            )
+        )
+        platform = Platform(settings.device.type, _capability(settings.device))
+        for spec in specs:
+            reason = backend.supports(spec, platform)
+            if reason:
+                raise PluginUnavailable(
+                    f"the attention backend cannot compute this model: {reason}",
+                    kind="attention_backend",
+                )
+        return backend
+
+    def _make_pool(self, num_blocks: int, num_host_blocks: int, poison: bool) -> KVPool:
+        settings, by_group = self.settings, dict(self._backends)
+        layouts = [
+            choose_layout(
+                by_group[spec.group].kv_layouts(self._attention.specs[spec.layer]),
+                settings.kv_dtype,
+                settings.block_size,
+            )
+            for spec in self._kv_specs
+        ]
+        pool = KVPool(
+            self._kv_specs,
+            layouts,
+            num_blocks=num_blocks,
+            block_size=settings.block_size,
+            dtype=settings.kv_dtype,
+            device=settings.device,
+            num_host_blocks=num_host_blocks,
+            poison=poison,
+        )
+        self._attention.bind(pool.layers, self._backends)
+        return pool
+
+    def _profile(self) -> profile.Profile:
+        """Run the largest batch once, on a pool made for it."""
+        settings = self.settings
+        most = min(settings.max_num_seqs * settings.max_model_len, _MOST_PROFILED)
+        wanted = settings.max_num_batched_tokens
+        cuda = settings.device.type == "cuda"
+        largest = min(wanted or (_CUDA_BUDGET if cuda else most), most)
+        rows = -(-largest // settings.max_model_len)
+        blocks = rows * -(-settings.max_model_len // settings.block_size) + 1
+        pool = self._make_pool(min(blocks, largest // settings.block_size + rows + 1), 0, False)
+        self.pool = pool
+
+        def run(tokens: int) -> None:
+            plan = probe_plan(tokens, self.mirror, self.model.vocab_size)
+            hidden = self._prepare_and_run(plan)[1]
+            if cuda:
+                # What sampling needs at most: raw logits, edited logits and a sorted copy.
+                logits = self.model.compute_logits(hidden[: settings.max_num_seqs])
+                _ = [logits.clone() for _ in range(3)]
+
+        if cuda:
+            found = profile.profile_cuda(run, largest, settings.device)
+        else:
+            found = profile.profile_cpu(run, None if wanted is None else largest, most)
+        self.mirror.clear()
+        self.pool = None
+        return found
+
+    def _kv_budget(self, size: int, activation_bytes: int) -> int:
+        settings = self.settings
+        if settings.device.type == "cuda":
+            return profile.kv_budget_cuda(
+                settings.device, settings.memory_utilization, activation_bytes
+            )
+        blocks_each = -(-settings.max_model_len // settings.block_size)
+        return profile.kv_budget_cpu((settings.max_num_seqs * blocks_each + 1) * size)
+
+    @torch.inference_mode()
+    def allocate_kv(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        if num_blocks < 2:
+            raise ConfigError(
+                f"the KV pool needs at least 2 blocks (one is the null block), got {num_blocks}",
+                path="kv_cache.num_blocks",
+            )
+        self.pool = None
+        self.pool = self._make_pool(num_blocks, num_host_blocks, self.settings.poison)
+        self._graph_runner.warm_up()
+
+    # ---- a step ---------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def forward(self, plan: StepPlan) -> None:
+        assert self._step is None, "the last step has not sampled"
+        started = time.perf_counter()
+        for slot in plan.released.tolist():
+            self._sampling.release(slot)
+            self._processors.release(slot)
+        for row in plan.admitted:
+            self._sampling.attach(row)
+            self._processors.attach(row)
+        batch, hidden, prepared = self._prepare_and_run(plan)
+        prompt_logprobs = self._prompt_logprobs.collect(plan, batch, hidden)
+        logits = None
+        if plan.sample_rows.size:
+            if plan.sample_rows.size != batch.num_tokens:
+                last = torch.from_numpy(batch.last[plan.sample_rows]).to(hidden.device)
+                hidden = hidden.index_select(0, last)
+            logits = self.model.compute_logits(hidden)
+        self._step = _Step(
+            plan=plan,
+            slots=batch.slots[plan.sample_rows],
+            logits=logits,
+            prompt_logprobs=prompt_logprobs,
+            prepare_s=prepared - started,
+            forward_s=time.perf_counter() - prepared,
+        )
+
+    def _prepare_and_run(self, plan: StepPlan) -> tuple[StepBatch, torch.Tensor, float]:
+        """(batch, hidden [T, E], when the forward pass began)."""
+        assert self.pool is not None, "the KV pool is not allocated"
+        self.mirror.apply(plan)
+        if plan.copies.size:
+            self.pool.copy(plan.copies)
+        batch = self._builder.build(plan)
+        self._attention.plan(batch.groups)
+        began = time.perf_counter()
+        hidden = self._graph_runner.forward(batch.token_ids, batch.positions, batch.num_decodes)
+        self.mirror.advance(batch.slots, plan.counts)
+        return batch, hidden, began
+
+    @torch.inference_mode()
+    def sample(self, masks: LogitMasks | None) -> StepResult:
+        step, self._step = self._step, None
+        assert step is not None, "sample without a forward pass"
+        started = time.perf_counter()
+        num = step.slots.size
+        result = StepResult(
+            step=step.plan.step,
+            token_ids=np.zeros((num, 1), np.int32),
+            prompt_logprobs=step.prompt_logprobs,
+            prepare_s=step.prepare_s,
+            forward_s=step.forward_s,
+        )
+        if step.logits is not None:
+            self._sample_rows(step.slots, step.logits, masks, result)
+        result.sample_s = time.perf_counter() - started
+        return result
+
+    def _sample_rows(
+        self,
+        slots: NDArray[np.intp],
+        logits: torch.Tensor,
+        masks: LogitMasks | None,
+        result: StepResult,
+    ) -> None:
+        batch = self._sampling.batch(slots, self.mirror.num_tokens[slots])
+        num_logprobs = self._sampling.num_logprobs(slots) if batch.max_logprobs >= 0 else None
+        raw = None
+        if num_logprobs is not None:
+            wanted = torch.from_numpy(np.flatnonzero(num_logprobs >= 0)).to(logits.device)
+            raw = logits.index_select(0, wanted)
+        if self._processors.active:
+            self._processors.apply(logits, slots)
+        if masks is not None:
+            apply_masks(logits, masks)
+        sampled = self._sampler.sample(logits, batch)
+        token_ids = sampled.token_ids.cpu().numpy().astype(np.int32)
+        valid = sampled.valid.cpu().numpy()
+        self.mirror.append(slots, token_ids)
+        result.token_ids[:, 0] = token_ids
+        if self._processors.active:
+            self._processors.accept(slots[valid], token_ids[valid])
+        if not valid.all() or self._processors.errors:
+            result.errors = self._errors(slots, valid)
+        if raw is not None and num_logprobs is not None:
+            result.logprobs = self._sampled_logprobs(
+                raw, sampled.token_ids, valid, num_logprobs
+            )
+
+    def _errors(self, slots: NDArray[np.intp], valid: NDArray[np.bool_]) -> dict[int, str]:
+        errors = {int(row): _NOTHING_ALLOWED for row in np.flatnonzero(~valid)}
+        if self._processors.errors:
+            for row, slot in enumerate(slots.tolist()):
+                if slot in self._processors.errors:
+                    errors[row] = self._processors.errors[slot]
+        return errors
+
+    def _sampled_logprobs(
+        self,
+        raw: torch.Tensor,
+        token_ids: torch.Tensor,
+        valid: NDArray[np.bool_],
+        num_logprobs: NDArray[np.int32],
+    ) -> Logprobs | None:
+        """raw: float32[m, V], the rows that want logprobs. Rows without a token get none."""
+        rows = np.flatnonzero(num_logprobs >= 0)
+        kept = valid[rows]
+        if not kept.all():
+            raw = raw[torch.from_numpy(kept).to(raw.device)]
+            rows = rows[kept]
+        if not rows.size:
+            return None
+        chosen = token_ids[torch.from_numpy(rows).to(token_ids.device)]
+        return columns(self._sampler, raw, chosen, rows.astype(np.int32), num_logprobs[rows])
+
+    def close(self) -> None:
+        self._attention.close()
+        self.pool = None
+        self._step = None
+
+
+class _timed:
+    """Adds the seconds of a `with` block to a mapping."""
+
+    def __init__(self, phases: dict[str, float], name: str) -> None:
+        self._phases, self._name = phases, name
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self._phases[self._name] = time.perf_counter() - self._started
+
+
+def _capability(device: torch.device) -> tuple[int, int] | None:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None

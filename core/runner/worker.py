@@ -1,0 +1,120 @@
+"""`make_worker`: from a resolved configuration to a model runner."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from octavo.core.contracts.executor import Worker
+from octavo.core.contracts.logits_processor import DeviceLogitsProcessor, LogitsProcessorContext
+from octavo.core.contracts.model import CausalLM, ModelContext
+from octavo.core.contracts.quantization import QuantizationContext
+from octavo.core.errors import ConfigError
+from octavo.core.runner.model_runner import (
+    ModelRunner,
+    RegisterAttention,
+    RunnerParts,
+    RunnerSettings,
+)
+
+if TYPE_CHECKING:
+    from octavo.core.config.resolve import Resolved
+    from octavo.core.registry import Registry
+
+_KINDS = ("model", "quantization", "attention_backend", "sampler", "graph_runner")
+
+
+def make_worker(resolved: Resolved, registry: Registry, rank: int, world: int) -> Worker:
+    """The worker of one rank. Its parts are created when it loads."""
+    if world != 1:
+        raise ConfigError(
+            f"this executor asked for rank {rank} of {world}, but a model is not split yet",
+            path="executor.kind",
+        )
+    return ModelRunner(_settings(resolved), _parts(resolved, registry, _settings(resolved)))
+
+
+def _settings(resolved: Resolved) -> RunnerSettings:
+    config = resolved.config
+    kv_dtype = config.kv_cache.dtype
+    budget = config.scheduler.max_num_batched_tokens
+    threads = config.executor.num_threads
+    assert isinstance(config.kv_cache.block_size, int), "resolve settles the block size"
+    assert config.model.max_model_len is not None, "resolve settles max_model_len"
+    return RunnerSettings(
+        device=torch.device(config.executor.device),
+        dtype=_dtype(config.model.dtype),
+        kv_dtype=_dtype(config.model.dtype if kv_dtype == "auto" else kv_dtype),
+        block_size=config.kv_cache.block_size,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=config.model.max_model_len,
+        max_num_batched_tokens=budget if isinstance(budget, int) else None,
+        memory_utilization=config.kv_cache.memory_utilization,
+        num_threads=threads if isinstance(threads, int) else None,
+    )
+
+
+def _dtype(name: str) -> torch.dtype:
+    special = {"fp8": "float8_e4m3fn"}
+    found = getattr(torch, special.get(name, name))
+    assert isinstance(found, torch.dtype), f"{name} is no dtype"
+    return found
+
+
+def _parts(resolved: Resolved, registry: Registry, settings: RunnerSettings) -> RunnerParts:
+    selections = resolved.selections
+
+    def create(kind: str, context: Any) -> Any:
+        return registry.create(selections[kind], context)
+
+    def build(attention: RegisterAttention) -> CausalLM:
+        quantization = create(
+            "quantization",
+            QuantizationContext(
+                config=resolved.model_config.get("quantization_config") or {},
+                dtype=settings.dtype,
+                device=settings.device,
+            ),
+        )
+        model: CausalLM = create(
+            "model",
+            ModelContext(
+                config=resolved.model_config,
+                dtype=settings.dtype,
+                device=settings.device,
+                max_model_len=settings.max_model_len,
+                quantization=quantization,
+                attention=attention,
+            ),
+        )
+        return model
+
+    def load(model: CausalLM) -> None:
+        model.load_weights(resolved.weight_source.tensors())
+
+    def processors(context: LogitsProcessorContext) -> list[tuple[str, DeviceLogitsProcessor]]:
+        return [
+            (selection.name, registry.create(selection, context))
+            for selection in resolved.logits_processors
+            if runs_on_device(registry.factory(selection))
+        ]
+
+    return RunnerParts(
+        model=build,
+        load_weights=load,
+        attention_backend=lambda context: create("attention_backend", context),
+        sampler=lambda context: create("sampler", context),
+        graph_runner=lambda context: create("graph_runner", context),
+        logits_processors=processors,
+        choices={
+            kind: (selections[kind].name, selections[kind].reason)
+            for kind in _KINDS
+            if kind in selections
+        },
+    )
+
+
+def runs_on_device(factory: Any) -> bool:
+    """Whether a logits processor's factory, a class, makes one for the worker."""
+    return isinstance(factory, type) and issubclass(factory, DeviceLogitsProcessor)
