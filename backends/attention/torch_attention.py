@@ -99,9 +99,7 @@ class TorchAttention(AttentionBackend):
             if getattr(spec, name):
                 return f"the torch backend has no {what}"
         if spec.num_heads % spec.num_kv_heads:
-            return (
-                f"{spec.num_heads} query heads cannot share {spec.num_kv_heads} KV heads evenly"
-            )
+            return f"{spec.num_heads} query heads cannot share {spec.num_kv_heads} KV heads evenly"
         return None
 
     @staticmethod

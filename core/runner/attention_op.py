@@ -97,9 +97,7 @@ class AttentionOp:
         for cache in caches:
             entry = self.layers[cache.spec.layer]
             entry.backend = by_group[cache.spec.group]
-            entry.cache = AttentionLayer(
-                entry.layer, entry.spec, cache.k, cache.v, entry.cos_sin
-            )
+            entry.cache = AttentionLayer(entry.layer, entry.spec, cache.k, cache.v, entry.cos_sin)
 
     def plan(self, groups: Sequence[AttentionBatch]) -> None:
         """Prepare all backends for a batch."""

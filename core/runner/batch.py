@@ -79,8 +79,7 @@ class BatchBuilder:
         self._token_ids = Column((max_tokens,), torch.int64, self._device)
         self._positions = Column((max_tokens,), torch.int64, self._device)
         self._slot_mapping = [
-            Column((max_tokens,), torch.int64, self._device)
-            for _ in range(self._mirror.num_groups)
+            Column((max_tokens,), torch.int64, self._device) for _ in range(self._mirror.num_groups)
         ]
 
     def build(self, plan: StepPlan) -> StepBatch:
@@ -172,8 +171,7 @@ class BatchBuilder:
         self._push(num_tokens, rows)
         # Decodes that follow in the same layout (it can recur) must not find these views stale.
         self._decode_batch = None
-        batch = self._batch(num_tokens, plan.num_decodes, self._query_start, int(counts.max()))
-        return batch
+        return self._batch(num_tokens, plan.num_decodes, self._query_start, int(counts.max()))
 
     # ---- shared ---------------------------------------------------------------------------------
 
@@ -221,9 +219,9 @@ class BatchBuilder:
                 positions=positions,
                 query_start_loc_cpu=query_start.array[: rows + 1],
                 seq_lens_cpu=seq_lens_cpu,
-                block_table_cpu=(
-                    self._mirror.block_tables[group] if shared else column.array
-                )[:rows],
+                block_table_cpu=(self._mirror.block_tables[group] if shared else column.array)[
+                    :rows
+                ],
             )
             for group, column in enumerate(self._tables)
         ]

@@ -45,9 +45,7 @@ def choose_layout(layouts: Sequence[KVLayout], dtype: torch.dtype, block_size: i
     """The first layout that holds this dtype in blocks of this size. Raises `ConfigError`."""
     name = str(dtype).removeprefix("torch.")
     for layout in layouts:
-        if name in layout.dtypes and (
-            not layout.block_sizes or block_size in layout.block_sizes
-        ):
+        if name in layout.dtypes and (not layout.block_sizes or block_size in layout.block_sizes):
             return layout
     offered = "; ".join(
         f"{'/'.join(layout.dtypes)} in blocks of "

@@ -84,9 +84,7 @@ class PromptLogprobsCollector:
             )
         return found
 
-    def _describe(
-        self, hidden: torch.Tensor, token_ids: Int32, start: int, num: int
-    ) -> Logprobs:
+    def _describe(self, hidden: torch.Tensor, token_ids: Int32, start: int, num: int) -> Logprobs:
         """In slices, so that memory does not grow with the chunk."""
         size = max(1, _SLICE_BYTES // (4 * self._state.vocab_size))
         parts = []

@@ -47,9 +47,7 @@ class Mirror:
         self.num_prompt = np.zeros(num_slots, dtype=np.int64)
         self.handles = np.full(num_slots, -1, dtype=np.int64)
         max_blocks = -(-(max_model_len + _SLACK_TOKENS) // block_size)
-        self.block_tables = np.zeros(
-            (num_groups, num_slots, odd_lines(max_blocks)), dtype=np.int32
-        )
+        self.block_tables = np.zeros((num_groups, num_slots, odd_lines(max_blocks)), dtype=np.int32)
         self.flat_token_ids = self.token_ids.reshape(-1)
         self.token_stride = self.token_ids.shape[1]
 

@@ -362,9 +362,7 @@ class ModelRunner(Worker):
         if not valid.all() or self._processors.errors:
             result.errors = self._errors(slots, valid)
         if raw is not None and num_logprobs is not None:
-            result.logprobs = self._sampled_logprobs(
-                raw, sampled.token_ids, valid, num_logprobs
-            )
+            result.logprobs = self._sampled_logprobs(raw, sampled.token_ids, valid, num_logprobs)
 
     def _errors(self, slots: NDArray[np.intp], valid: NDArray[np.bool_]) -> dict[int, str]:
         errors = {int(row): _NOTHING_ALLOWED for row in np.flatnonzero(~valid)}

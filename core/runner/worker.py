@@ -32,7 +32,8 @@ def make_worker(resolved: Resolved, registry: Registry, rank: int, world: int) -
             f"this executor asked for rank {rank} of {world}, but a model is not split yet",
             path="executor.kind",
         )
-    return ModelRunner(_settings(resolved), _parts(resolved, registry, _settings(resolved)))
+    settings = _settings(resolved)
+    return ModelRunner(settings, _parts(resolved, registry, settings))
 
 
 def _settings(resolved: Resolved) -> RunnerSettings:
@@ -94,11 +95,15 @@ def _parts(resolved: Resolved, registry: Registry, settings: RunnerSettings) -> 
         model.load_weights(resolved.weight_source.tensors())
 
     def processors(context: LogitsProcessorContext) -> list[tuple[str, DeviceLogitsProcessor]]:
-        return [
-            (selection.name, registry.create(selection, context))
-            for selection in resolved.logits_processors
-            if runs_on_device(registry.factory(selection))
-        ]
+        made = []
+        for selection in resolved.logits_processors:
+            factory = registry.factory(selection)
+            if isinstance(factory, type) and not issubclass(factory, DeviceLogitsProcessor):
+                continue  # the engine's
+            processor = registry.create(selection, context)
+            if isinstance(processor, DeviceLogitsProcessor):
+                made.append((selection.name, processor))
+        return made
 
     return RunnerParts(
         model=build,
@@ -113,8 +118,3 @@ def _parts(resolved: Resolved, registry: Registry, settings: RunnerSettings) -> 
             if kind in selections
         },
     )
-
-
-def runs_on_device(factory: Any) -> bool:
-    """Whether a logits processor's factory, a class, makes one for the worker."""
-    return isinstance(factory, type) and issubclass(factory, DeviceLogitsProcessor)

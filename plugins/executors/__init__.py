@@ -6,4 +6,22 @@ from typing import Any
 
 from octavo.core.contracts import Provider
 
-PROVIDERS: list[Provider[Any]] = []
+PROVIDERS: list[Provider[Any]] = [
+    Provider(
+        name="local",
+        factory="octavo.plugins.executors.local:LocalExecutor",
+        summary="One worker in the engine's own thread.",
+    ),
+    Provider(
+        name="wire",
+        factory="octavo.plugins.executors.wire:WireExecutor",
+        rank=-1,
+        summary="As local, with every plan and result encoded and decoded: for tests.",
+    ),
+    Provider(
+        name="threaded",
+        factory="octavo.plugins.executors.threaded:ThreadedExecutor",
+        rank=-1,
+        summary="One worker in a thread of its own; a step is planned while another runs.",
+    ),
+]
