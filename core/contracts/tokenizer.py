@@ -43,12 +43,13 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids; incomplete UTF-8 becomes U+FFFD."""
+        """Text of token ids; incomplete UTF-8 becomes U+FFFD, ids that no token has are left
+        out."""
 
     @abstractmethod
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes one token stands for inside a text (a byte-level piece may be half a
-        character); a special token's own text."""
+        character); a special token's own text; b"" for an id that no token has."""
 
     @abstractmethod
     def chat(
