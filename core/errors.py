@@ -15,7 +15,8 @@
     │   └── WeightError        a file is truncated, a tensor is missing or has a wrong shape
     ├── CapacityError          the machine lacks memory for what was asked
     ├── RequestError           a request is invalid: the caller's mistake (carries param)
-    │   └── RequestTooLong     it can never fit (carries both numbers)
+    │   ├── RequestTooLong     it can never fit (carries both numbers)
+    │   └── GenerationError    some requests of a batch failed (carries all outputs)
     └── EngineDeadError        the engine stopped; the reason is the message
 
 A user's mistake raises one of these and names the thing, what was expected and what came.
@@ -25,7 +26,8 @@ A user's mistake raises one of these and names the thing, what was expected and 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 class OctavoError(Exception):
@@ -120,6 +122,15 @@ class RequestError(OctavoError, ValueError):
 
 class RequestTooLong(RequestError):
     """A request that can never fit, however long it waits."""
+
+
+class GenerationError(RequestError):
+    """Requests of a batch failed while they ran. `outputs` holds every request's output in order;
+    those that failed have `error` set."""
+
+    def __init__(self, message: str, outputs: Sequence[Any]) -> None:
+        super().__init__(message)
+        self.outputs = list(outputs)
 
 
 class EngineDeadError(OctavoError):
