@@ -18,6 +18,7 @@ from octavo.core.text.inputs import PreparedRequest
 from octavo.core.text.logprobs import position_dicts
 from octavo.core.text.state import ChoiceState, OutputMode, RequestState
 
+
 @dataclass(slots=True)
 class ProcessedOutputs:
     """updates: one an affected request. aborts: handles of sequences that the engine should end."""
@@ -94,7 +95,9 @@ class OutputProcessor:
                 result.updates.append(update)
         return result
 
-    def _rows(self, outputs: EngineOutputs) -> Iterator[tuple[ChoiceState, list[int], SampleLogprobs]]:
+    def _rows(
+        self, outputs: EngineOutputs
+    ) -> Iterator[tuple[ChoiceState, list[int], SampleLogprobs]]:
         """The live sequences that got tokens, with one dict a token where logprobs came."""
         handles = outputs.handles.tolist()
         rows = outputs.token_ids.tolist()

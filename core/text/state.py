@@ -44,7 +44,9 @@ class RequestState:
         self.request_id = prepared.request_id
         self.prepared = prepared
         self.mode = mode
-        self.choices = [ChoiceState(self, each.handle, each.index, table) for each in prepared.requests]
+        self.choices = [
+            ChoiceState(self, each.handle, each.index, table) for each in prepared.requests
+        ]
         self.num_cached_tokens: int | None = None
         self.error: str | None = None
         self.metrics = RequestMetrics(arrival_time=now)

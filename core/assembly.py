@@ -1,0 +1,126 @@
+"""From what a caller gives `LLM` or `AsyncLLM` to the parts that they are made of.
+
+Everything heavy is imported inside the functions: the text side must not import torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from octavo.core.contracts.tokenizer import Tokenizer, TokenizerContext
+from octavo.core.errors import ConfigError, ModelNotFound
+from octavo.core.text.inputs import InputProcessor
+
+if TYPE_CHECKING:
+    from octavo.core.config.models import EngineConfig
+    from octavo.core.config.resolve import Resolved
+    from octavo.core.engine.core import EngineCore
+    from octavo.core.registry import Registry
+
+ConfigSource = str | os.PathLike[str] | Mapping[str, Any]
+
+
+def configure(
+    model: str | None = None,
+    *,
+    config: ConfigSource | EngineConfig | None = None,
+    plugins: Iterable[Any] = (),
+    tokenizer: str | None = None,
+    keywords: Mapping[str, Any] | None = None,
+) -> tuple[EngineConfig, Registry]:
+    """Configuration and plugins. keywords: under vLLM's names, they win over `config`."""
+    from octavo.core.config.keywords import from_keywords
+    from octavo.core.config.loading import load_config
+    from octavo.core.config.models import EngineConfig
+    from octavo.core.registry import Registry
+
+    flags = from_keywords(keywords or {})
+    if model is not None:
+        flags["model.source"] = model
+    if tokenizer is not None:
+        flags["model.tokenizer"] = tokenizer
+    if isinstance(config, EngineConfig):
+        config = config.model_dump(exclude_unset=True)
+    if isinstance(config, Mapping):
+        settings = load_config(mapping=config, flags=flags)
+    else:
+        settings = load_config(config, flags=flags)
+    if not settings.model.source:
+        raise ConfigError(
+            "no model was given: a folder, hub id, .gguf file or package:NAME", path="model.source"
+        )
+    known = settings.plugins
+    registry = Registry.discover(
+        load=known.load, disable=known.disable, only=known.only, objects=plugins
+    )
+    return settings, registry
+
+
+def make_tokenizer(resolved: Resolved, registry: Registry) -> Tokenizer:
+    """The tokenizer that the configuration selects."""
+    folder = resolved.tokenizer_dir
+    if folder is None:
+        raise ModelNotFound(
+            f"model.source '{resolved.config.model.source}' has no tokenizer: set model.tokenizer"
+        )
+    context = TokenizerContext(
+        folder=folder,
+        config=resolved.model_config,
+        generation_config=resolved.generation_config,
+        trust_remote_code=resolved.config.model.trust_remote_code,
+        chat_template=_chat_template(resolved.config.model.chat_template),
+    )
+    tokenizer = registry.create(resolved.selections["tokenizer"], context)
+    assert isinstance(tokenizer, Tokenizer)
+    return tokenizer
+
+
+def make_inputs(resolved: Resolved, tokenizer: Tokenizer) -> InputProcessor:
+    """The input processor for a resolved model."""
+    settings = resolved.config.model
+    assert settings.max_model_len is not None, "resolve settles max_model_len"
+    use_defaults = settings.generation_config == "auto"
+    return InputProcessor(
+        tokenizer,
+        max_model_len=settings.max_model_len,
+        vocab_size=resolved.model_config.get("vocab_size"),
+        seed_source=seed_source(settings.seed),
+        generation_config=resolved.generation_config if use_defaults else None,
+    )
+
+
+def build(
+    resolved: Resolved, registry: Registry, progress: Callable[[str], None] | None = None
+) -> EngineCore:
+    """The engine. Imports torch."""
+    from octavo.core.engine.builder import build_engine
+
+    return build_engine(resolved, registry, progress)
+
+
+def seed_source(seed: int | None) -> Callable[[], int] | None:
+    """Seeds for requests that give none: by order of arrival from the engine's seed, or None for
+    random ones."""
+    if seed is None:
+        return None
+    from octavo.core.random import derive_seed
+
+    arrivals = itertools.count()
+    return lambda: derive_seed(seed, next(arrivals))
+
+
+def _chat_template(value: str | None) -> str | None:
+    """A template's text: the value itself, or the content of the file that it names."""
+    if value is None or "{" in value or "\n" in value:
+        return value
+    try:
+        return Path(value).expanduser().read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"expected a template or the path of a readable file, got '{value}' ({error.strerror})",
+            path="model.chat_template",
+        ) from None

@@ -1,0 +1,375 @@
+"""`LLM`: an engine in the calling thread, for batches and scripts."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from octavo.core.client import Engine, InlineClient
+from octavo.core.contracts.tokenizer import Tokenizer
+from octavo.core.errors import EngineDeadError, GenerationError, RequestError
+from octavo.core.outputs import RequestOutput
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.text.chat import Conversation, render_chat
+from octavo.core.text.detokenizer import TokenTable
+from octavo.core.text.inputs import InputProcessor, PreparedRequest, Prompt
+from octavo.core.text.output_processor import OutputProcessor
+from octavo.core.text.state import OutputMode
+
+if TYPE_CHECKING:
+    from octavo.core.assembly import ConfigSource
+    from octavo.core.config.models import EngineConfig
+
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """Generates text for lists of prompts, with vLLM's names and result shapes.
+
+    model: folder, hub id, .gguf file or `package:NAME`. config: a YAML file's path, or a mapping of
+    the same form. plugins: objects or paths to register beside the installed ones. tokenizer: where
+    it comes from when it is not the model's own, or a `Tokenizer`. Other keywords are vLLM's
+    (`dtype`, `max_model_len`, `gpu_memory_utilization`, ...) and win over `config`.
+
+    Not thread-safe: the engine runs in whichever thread calls. Close it, or use it as a context
+    manager.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: ConfigSource | EngineConfig | None = None,
+        plugins: Iterable[Any] = (),
+        tokenizer: str | Tokenizer | None = None,
+        progress: Callable[[str], None] | None = None,
+        **keywords: Any,
+    ) -> None:
+        from octavo.core import assembly
+        from octavo.core.config.resolve import resolve
+
+        named = tokenizer if isinstance(tokenizer, str) else None
+        settings, registry = assembly.configure(
+            model, config=config, plugins=plugins, tokenizer=named, keywords=keywords
+        )
+        resolved = resolve(settings, registry)
+        if not isinstance(tokenizer, Tokenizer):
+            tokenizer = assembly.make_tokenizer(resolved, registry)
+        inputs = assembly.make_inputs(resolved, tokenizer)
+        self._set_up(assembly.build(resolved, registry, progress), inputs)
+
+    @classmethod
+    def from_engine(cls, engine: Engine, inputs: InputProcessor) -> Self:
+        """An `LLM` around an engine that was built by hand."""
+        self = cls.__new__(cls)
+        self._set_up(engine, inputs)
+        return self
+
+    def _set_up(self, engine: Engine, inputs: InputProcessor) -> None:
+        self._client = InlineClient(engine)
+        self._inputs = inputs
+        self._processor = OutputProcessor(TokenTable(inputs.tokenizer))
+        self._results: dict[str, RequestOutput | None] = {}  # live requests and their last output
+        self._ids = itertools.count()
+
+    # ---- generation ------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        use_tqdm: bool = True,
+        *,
+        priority: int | Sequence[int] = 0,
+    ) -> list[RequestOutput]:
+        """Complete every prompt; results come in the order of the prompts.
+
+        sampling_params: one for all, or one a prompt; None: the model's defaults. A prompt that is
+        invalid raises `RequestError` before anything runs. Requests that fail while they run raise
+        `GenerationError` after all others have finished.
+        """
+        many = _is_batch(prompts)
+        batch: Sequence[Prompt] = prompts if many else [prompts]  # type: ignore[assignment,list-item]
+        return self._run(batch, sampling_params, use_tqdm, priority=priority, many=many)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: Params = None,
+        use_tqdm: bool = True,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them, rendered with the model's chat template."""
+        many = bool(messages) and not isinstance(messages[0], Mapping)
+        conversations: Sequence[Any] = messages if many else [messages]
+        prompts: list[Prompt] = []
+        for place, conversation in enumerate(conversations):
+            try:
+                prompts.append(
+                    render_chat(
+                        self._inputs,
+                        conversation,
+                        template=chat_template,
+                        add_generation_prompt=add_generation_prompt,
+                        continue_final_message=continue_final_message,
+                        tools=tools,
+                        kwargs=chat_template_kwargs,
+                    )
+                )
+            except RequestError as error:
+                raise _placed(error, place if many else None) from None
+        return self._run(prompts, sampling_params, use_tqdm, many=many)
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """Complete one prompt; every output holds only what is new. Leaving the loop early aborts
+        the request."""
+        prepared = self._prepare(prompt, sampling_params)
+        return self._stream(prepared)
+
+    def _stream(self, prepared: PreparedRequest) -> Iterator[RequestOutput]:
+        request_id = prepared.request_id
+        with _Interrupt() as interrupt:
+            try:
+                self._submit([prepared], "delta")
+                while request_id in self._results:
+                    self._advance(interrupt)
+                    update = self._results[request_id]
+                    if update is None:
+                        continue
+                    self._results[request_id] = None
+                    if update.finished:
+                        del self._results[request_id]
+                    if update.error is not None:
+                        raise RequestError(update.error)
+                    yield update
+            finally:
+                self._abort([request_id])
+
+    # ---- the rest --------------------------------------------------------------------------------
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer."""
+        return self._inputs.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `sampling_params=None` means for this model."""
+        return self._inputs.default_sampling_params()
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence, prompt and output, in tokens."""
+        return self._inputs.max_model_len
+
+    @property
+    def report(self) -> Any:
+        """The startup report."""
+        return self._client.engine.report
+
+    def metrics(self) -> dict[str, Any]:
+        """Times of the phases of a step, and the scheduler's state."""
+        metrics: dict[str, Any] = self._client.call("metrics").result()
+        return metrics
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prompts; False while requests run."""
+        return bool(self._client.call("reset_prefix_cache").result())
+
+    def close(self) -> None:
+        """Stop the engine and free its memory."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---- the loop --------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: Params,
+        use_tqdm: bool,
+        *,
+        many: bool,
+        priority: int | Sequence[int] = 0,
+    ) -> list[RequestOutput]:
+        params = _one_each("sampling_params", sampling_params, len(prompts))
+        priorities = _one_each("priority", priority, len(prompts))
+        prepared = []
+        for place, (prompt, each, rank) in enumerate(zip(prompts, params, priorities, strict=True)):
+            try:
+                prepared.append(self._prepare(prompt, each, priority=rank))
+            except RequestError as error:
+                raise _placed(error, place if many else None) from None
+        ids = [each.request_id for each in prepared]
+        with _Interrupt() as interrupt:
+            try:
+                self._submit(prepared, "final", many)
+                self._finish(ids, use_tqdm, interrupt)
+                results = [self._results[request_id] for request_id in ids]
+            finally:
+                self._abort(ids)
+        return _checked([result for result in results if result is not None], many)
+
+    def _prepare(
+        self, prompt: Prompt, sampling: SamplingParams | None, priority: int = 0
+    ) -> PreparedRequest:
+        self._client.check_alive()
+        return self._inputs.prepare(
+            prompt, sampling, request_id=str(next(self._ids)), priority=priority
+        )
+
+    def _submit(
+        self, prepared: Sequence[PreparedRequest], mode: OutputMode, many: bool = False
+    ) -> None:
+        for place, each in enumerate(prepared):
+            self._processor.add(each, mode)
+            self._results[each.request_id] = None
+            try:
+                self._client.add(each.requests)
+            except RequestError as error:
+                raise _placed(error, place if many else None) from None
+
+    def _finish(self, ids: Sequence[str], use_tqdm: bool, interrupt: _Interrupt) -> None:
+        waiting = set(ids)
+        with _Progress(len(ids), shown=use_tqdm) as progress:
+            while waiting:
+                for update in self._advance(interrupt):
+                    if update.finished and update.request_id in waiting:
+                        waiting.discard(update.request_id)
+                        progress.add(update)
+
+    def _advance(self, interrupt: _Interrupt) -> list[RequestOutput]:
+        """One step; its updates are kept in `_results` too, for whoever waits for them."""
+        interrupt.check()
+        if not self._client.has_work():
+            self._client.check_alive()
+            raise EngineDeadError(f"the engine lost requests {self._processor.request_ids}")
+        outputs = self._client.step()
+        if outputs is None:
+            return []
+        processed = self._processor.process(outputs)
+        self._client.abort(processed.aborts)
+        for update in processed.updates:
+            earlier = self._results.get(update.request_id)
+            if earlier is not None:  # a delta that its reader has not taken yet
+                earlier.extend(update)
+            elif update.request_id in self._results:
+                self._results[update.request_id] = update
+        return processed.updates
+
+    def _abort(self, ids: Sequence[str]) -> None:
+        """Forget these requests, and end in the engine what of them still runs."""
+        for request_id in ids:
+            self._results.pop(request_id, None)
+            handles, _ = self._processor.abort(request_id)
+            self._client.abort(handles)
+
+
+def _is_batch(prompts: Any) -> bool:
+    """Whether this is a list of prompts: not a text, a mapping or one list of token ids."""
+    if isinstance(prompts, str | Mapping) or not isinstance(prompts, Sequence):
+        return False
+    return not (prompts and isinstance(prompts[0], int))
+
+
+def _one_each(name: str, value: Any, count: int) -> Sequence[Any]:
+    if not isinstance(value, Sequence):
+        return [value] * count
+    if len(value) != count:
+        raise RequestError(f"{name} has {len(value)} items for {count} prompts", param=name)
+    return value
+
+
+def _placed(error: RequestError, place: int | None) -> RequestError:
+    """The same error, naming which of several prompts it is about."""
+    if place is None:
+        return error
+    return type(error)(f"prompts[{place}]: {error.message}", param=error.param, code=error.code)
+
+
+def _checked(results: list[RequestOutput], many: bool) -> list[RequestOutput]:
+    failed = [(place, result.error) for place, result in enumerate(results) if result.error]
+    if not failed:
+        return results
+    where = "; ".join(
+        f"prompts[{place}]: {error}" if many else str(error) for place, error in failed
+    )
+    raise GenerationError(where, results)
+
+
+class _Interrupt:
+    """Ctrl-C between steps: a step that is cut short would leave the engine in an unknown state.
+    A second Ctrl-C does not wait. Active in the main thread, where no one else handles SIGINT."""
+
+    def __init__(self) -> None:
+        self._pressed = False
+        self._active = False
+
+    def __enter__(self) -> _Interrupt:
+        here = threading.current_thread() is threading.main_thread()
+        if here and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._press)
+            self._active = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._active:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if Ctrl-C came."""
+        if self._pressed:
+            raise KeyboardInterrupt
+
+    def _press(self, number: int, frame: FrameType | None) -> None:
+        if self._pressed:
+            raise KeyboardInterrupt
+        self._pressed = True
+
+
+class _Progress:
+    """A tqdm bar over requests, with tokens a second in and out."""
+
+    def __init__(self, total: int, *, shown: bool) -> None:
+        from tqdm import tqdm
+
+        self._bar = tqdm(
+            total=total, desc="Processed prompts", disable=not shown, dynamic_ncols=True
+        )
+        self._tokens = [0, 0]
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def add(self, output: RequestOutput) -> None:
+        """Count a finished request."""
+        self._tokens[0] += len(output.prompt_token_ids or ())
+        self._tokens[1] += sum(len(choice.token_ids) for choice in output.outputs)
+        elapsed = self._bar.format_dict["elapsed"] or 1e-9
+        rates = [tokens / elapsed for tokens in self._tokens]
+        self._bar.set_postfix_str(
+            f"in {rates[0]:.1f} tokens/s, out {rates[1]:.1f} tokens/s", refresh=False
+        )
+        self._bar.update(1)
