@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from octavo.core.client import AsyncEngineClient, ThreadClient
 from octavo.core.contracts.tokenizer import Tokenizer
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from octavo.core.registry import Registry
 
 R = TypeVar("R")
+
+logger = logging.getLogger(__name__)
 
 _INLINE_CHARACTERS = 4096  # a prompt up to this long is tokenized faster than handed to a thread
 
@@ -108,13 +111,14 @@ class AsyncLLM:
         return self
 
     async def _start(self) -> None:
-        self._client, self._inputs = await self._in_pool(self._parts)
-        self._processor = OutputProcessor(TokenTable(self._inputs.tokenizer))
-        await self._client.start(self._on_outputs, self._on_death)
+        client, inputs = await self._in_pool(self._parts)
+        self._client, self._inputs = client, inputs
+        self._processor = OutputProcessor(TokenTable(inputs.tokenizer))
+        await client.start(self._on_outputs, self._on_death)
         self._ready = True
 
     async def shutdown(self) -> None:
-        """Stop the engine; requests that run fail with `EngineDeadError`. Harmless when repeated."""
+        """Stop the engine; running requests fail with `EngineDeadError`. Harmless when repeated."""
         self._closed = True
         self._ready = False
         if self._starting is not None and not self._starting.done():
@@ -177,9 +181,8 @@ class AsyncLLM:
         `EngineDeadError`. A request that fails while it runs raises `RequestError`. Leaving the
         loop, or cancelling the task, aborts the request.
         """
-        return self._run(
-            "cumulative", prompt, sampling_params, request_id, priority, user, cache_salt
-        )
+        options = _Options(priority, user, cache_salt)
+        return self._run("cumulative", prompt, sampling_params, request_id, options)
 
     def stream(
         self,
@@ -192,7 +195,8 @@ class AsyncLLM:
         cache_salt: str | None = None,
     ) -> AsyncIterator[RequestOutput]:
         """As `generate`, but every output holds only what is new since the one before."""
-        return self._run("delta", prompt, sampling_params, request_id, priority, user, cache_salt)
+        options = _Options(priority, user, cache_salt)
+        return self._run("delta", prompt, sampling_params, request_id, options)
 
     async def complete(
         self,
@@ -205,9 +209,8 @@ class AsyncLLM:
         cache_salt: str | None = None,
     ) -> RequestOutput:
         """As `generate`, but only the last output: nothing is made for the steps between."""
-        async for output in self._run(
-            "final", prompt, sampling_params, request_id, priority, user, cache_salt
-        ):
+        options = _Options(priority, user, cache_salt)
+        async for output in self._run("final", prompt, sampling_params, request_id, options):
             if output.finished:
                 return output
         raise EngineDeadError("the request ended without an output")
@@ -310,9 +313,7 @@ class AsyncLLM:
         prompt: Prompt,
         sampling: SamplingParams | None,
         request_id: str | None,
-        priority: int,
-        user: str | None,
-        cache_salt: str | None,
+        options: _Options,
     ) -> AsyncIterator[RequestOutput]:
         if request_id is None:
             request_id = f"octavo-{next(self._ids)}"
@@ -330,9 +331,9 @@ class AsyncLLM:
                     prompt,
                     sampling,
                     request_id=request_id,
-                    priority=priority,
-                    user=user,
-                    cache_salt=cache_salt,
+                    priority=options.priority,
+                    user=options.user,
+                    cache_salt=options.cache_salt,
                 ),
             )
             self._submit(prepared, mode, mailbox)
@@ -348,15 +349,20 @@ class AsyncLLM:
             self._forget(request_id)
 
     def _submit(self, prepared: PreparedRequest, mode: OutputMode, mailbox: _Mailbox) -> None:
-        assert self._client is not None and self._processor is not None, "start comes first"
-        self._client.check_alive()
-        self._processor.add(prepared, mode)
+        client, processor = self._running()
+        client.check_alive()
+        processor.add(prepared, mode)
         if mailbox.aborted:  # while it was being tokenized
-            _, update = self._processor.abort(prepared.request_id)
+            _, update = processor.abort(prepared.request_id)
             assert update is not None, "an aborted request has a last output"
             mailbox.put(update)
         else:
-            self._client.add(prepared.requests)
+            client.add(prepared.requests)
+
+    def _running(self) -> tuple[AsyncEngineClient, OutputProcessor]:
+        assert self._client is not None, "start comes first"
+        assert self._processor is not None, "start comes first"
+        return self._client, self._processor
 
     def _forget(self, request_id: str) -> None:
         if self._processor is not None and self._client is not None:
@@ -364,14 +370,21 @@ class AsyncLLM:
             self._client.abort(handles)
 
     def _on_outputs(self, outputs: EngineOutputs) -> None:
-        """One step's outputs. A failure here is the text side's own: it ends all requests."""
-        assert self._client is not None and self._processor is not None, "outputs before start"
-        processed = self._processor.process(outputs)
-        self._client.abort(processed.aborts)
+        """One step's outputs. Should the text side fail, every reader is told: none waits for
+        outputs that were lost."""
+        client, processor = self._running()
+        try:
+            processed = processor.process(outputs)
+        except Exception as error:
+            logger.exception("outputs of step %d could not be processed", outputs.step)
+            reason = f"the text side failed: {type(error).__name__}: {error}"
+            for mailbox in self._mailboxes.values():
+                mailbox.fail(EngineDeadError(reason))
+            return
+        client.abort(processed.aborts)
         for update in processed.updates:
-            mailbox = self._mailboxes.get(update.request_id)
-            if mailbox is not None:
-                mailbox.put(update)
+            if update.request_id in self._mailboxes:
+                self._mailboxes[update.request_id].put(update)
 
     def _on_death(self, reason: str) -> None:
         self._ready = False
@@ -387,6 +400,14 @@ class AsyncLLM:
 
     async def _in_pool(self, work: Callable[[], R]) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+
+class _Options(NamedTuple):
+    """What a caller says of a request beside prompt and sampling."""
+
+    priority: int
+    user: str | None
+    cache_salt: str | None
 
 
 class _Mailbox:

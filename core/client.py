@@ -17,6 +17,7 @@ from concurrent.futures import Future, InvalidStateError
 from typing import Any, Protocol
 
 import numpy as np
+
 from octavo.core.errors import EngineDeadError, OctavoError
 from octavo.core.messages import EngineOutputs, EngineRequest, Finish
 

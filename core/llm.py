@@ -139,22 +139,22 @@ class LLM:
 
     def _stream(self, prepared: PreparedRequest) -> Iterator[RequestOutput]:
         request_id = prepared.request_id
-        with _Interrupt() as interrupt:
-            try:
-                self._submit([prepared], "delta")
-                while request_id in self._results:
-                    self._advance(interrupt)
-                    update = self._results[request_id]
-                    if update is None:
-                        continue
-                    self._results[request_id] = None
-                    if update.finished:
-                        del self._results[request_id]
-                    if update.error is not None:
-                        raise RequestError(update.error)
-                    yield update
-            finally:
-                self._abort([request_id])
+        try:
+            self._submit([prepared], "delta")
+            finished = False
+            while not finished:
+                # Another call may have stepped the engine while this one was suspended.
+                if self._results[request_id] is None:
+                    self._advance()
+                update, self._results[request_id] = self._results[request_id], None
+                if update is None:
+                    continue
+                if update.error is not None:
+                    raise RequestError(update.error)
+                finished = update.finished
+                yield update
+        finally:
+            self._abort([request_id])
 
     # ---- the rest --------------------------------------------------------------------------------
 
@@ -220,13 +220,12 @@ class LLM:
             except RequestError as error:
                 raise _placed(error, place if many else None) from None
         ids = [each.request_id for each in prepared]
-        with _Interrupt() as interrupt:
-            try:
-                self._submit(prepared, "final", many)
-                self._finish(ids, use_tqdm, interrupt)
-                results = [self._results[request_id] for request_id in ids]
-            finally:
-                self._abort(ids)
+        try:
+            self._submit(prepared, "final", many)
+            self._finish(ids, use_tqdm)
+            results = [self._results[request_id] for request_id in ids]
+        finally:
+            self._abort(ids)
         return _checked([result for result in results if result is not None], many)
 
     def _prepare(
@@ -248,22 +247,22 @@ class LLM:
             except RequestError as error:
                 raise _placed(error, place if many else None) from None
 
-    def _finish(self, ids: Sequence[str], use_tqdm: bool, interrupt: _Interrupt) -> None:
+    def _finish(self, ids: Sequence[str], use_tqdm: bool) -> None:
         waiting = set(ids)
         with _Progress(len(ids), shown=use_tqdm) as progress:
             while waiting:
-                for update in self._advance(interrupt):
+                for update in self._advance():
                     if update.finished and update.request_id in waiting:
                         waiting.discard(update.request_id)
                         progress.add(update)
 
-    def _advance(self, interrupt: _Interrupt) -> list[RequestOutput]:
+    def _advance(self) -> list[RequestOutput]:
         """One step; its updates are kept in `_results` too, for whoever waits for them."""
-        interrupt.check()
         if not self._client.has_work():
             self._client.check_alive()
             raise EngineDeadError(f"the engine lost requests {self._processor.request_ids}")
-        outputs = self._client.step()
+        with _Interrupt():
+            outputs = self._client.step()
         if outputs is None:
             return []
         processed = self._processor.process(outputs)
@@ -317,27 +316,24 @@ def _checked(results: list[RequestOutput], many: bool) -> list[RequestOutput]:
 
 
 class _Interrupt:
-    """Ctrl-C between steps: a step that is cut short would leave the engine in an unknown state.
-    A second Ctrl-C does not wait. Active in the main thread, where no one else handles SIGINT."""
+    """Ctrl-C waits for the end of the step: one cut short would leave the engine in an unknown
+    state. A second Ctrl-C does not wait. Only in the main thread, and where Python's own handler is
+    in place."""
 
     def __init__(self) -> None:
         self._pressed = False
         self._active = False
 
-    def __enter__(self) -> _Interrupt:
+    def __enter__(self) -> None:
         here = threading.current_thread() is threading.main_thread()
         if here and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._press)
             self._active = True
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._active:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def check(self) -> None:
-        """Raise KeyboardInterrupt if Ctrl-C came."""
-        if self._pressed:
+        if self._pressed and kind is None:
             raise KeyboardInterrupt
 
     def _press(self, number: int, frame: FrameType | None) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+
 from octavo.core.contracts.tokenizer import Tokenizer
 from octavo.core.errors import RequestError, RequestTooLong, nearest
 from octavo.core.messages import EngineRequest

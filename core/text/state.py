@@ -237,3 +237,6 @@ class _Snapshot(CompletionOutput):
         else:
             raise AttributeError(f"'CompletionOutput' object has no attribute '{name}'")
         return value
+
+
+_Snapshot.__qualname__ = "CompletionOutput"  # what callers see of it
