@@ -1,186 +1,163 @@
-"""An engine without a scheduler or a model, for tests of front ends."""
+"""An engine around `FakeWorker`, for tests of policies, managers and the step loop.
+
+Parts are chosen by name from the registry, or given as objects.
+"""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from octavo.core.config.models import Choice
+from octavo.core.contracts.kv_cache_manager import KVCacheManagerContext
+from octavo.core.contracts.preemption_policy import PreemptionPolicyContext
+from octavo.core.contracts.scheduler_policy import SchedulerPolicyContext
+from octavo.core.engine.core import EngineCore
+from octavo.core.messages import EngineRequest
+from octavo.core.registry import Registry
+from octavo.core.sampling_params import SamplingParams
+from octavo.core.scheduler.scheduler import Scheduler, SchedulerLimits
+from octavo.core.testing.fake_worker import FakeExecutor, FakeWorker
 
-from octavo.core.messages import EngineOutputs, EngineRequest, Finish, Logprobs, PromptLogprobs
-
-Reply = Callable[[EngineRequest], Sequence[int]]
-
-
-class FakeEngine:
-    """Answers every request with the tokens of `reply`, `width` of them a step at most.
-
-    A sequence ends at an end token, a stop token, max_tokens, or (reason `length`) when the reply
-    is used up. `refuse` returns the exception that `add` raises, `fail` the message with which a
-    sequence ends in its first step. `before_step` is called in every step and may raise.
-    """
-
-    report: Any = None
-
-    def __init__(
-        self,
-        reply: Reply | None = None,
-        *,
-        width: int = 1,
-        max_running: int = 64,
-        vocab_size: int = 256,
-        refuse: Callable[[EngineRequest], Exception | None] = lambda request: None,
-        fail: Callable[[EngineRequest], str | None] = lambda request: None,
-        before_step: Callable[[int], None] = lambda step: None,
-    ) -> None:
-        self.width, self.max_running, self.vocab_size = width, max_running, vocab_size
-        self.reply = reply or self.random_reply
-        self.refuse, self.fail, self.before_step = refuse, fail, before_step
-        self.requests: dict[int, EngineRequest] = {}  # live, by handle
-        self.seen: list[EngineRequest] = []
-        self.aborted: list[int] = []
-        self.steps = 0
-        self.closed = False
-        self._left: dict[int, list[int]] = {}
-        self._made: dict[int, int] = {}
-        self._started: set[int] = set()
-        self._ended: list[Finish] = []
-
-    def random_reply(self, request: EngineRequest) -> list[int]:
-        """Tokens that depend on the prompt, the seed and the choice only."""
-        source = random.Random(f"{request.token_ids.tolist()} {request.seed} {request.index}")
-        return [source.randrange(self.vocab_size) for _ in range(request.max_tokens)]
-
-    def add(self, request: EngineRequest) -> None:
-        error = self.refuse(request)
-        if error is not None:
-            raise error
-        assert request.handle not in self.requests, "handle is live already"
-        self.seen.append(request)
-        self.requests[request.handle] = request
-        self._left[request.handle] = list(self.reply(request))
-        self._made[request.handle] = 0
-
-    def abort(self, handles: Sequence[int]) -> None:
-        for handle in handles:
-            if handle in self.requests:
-                self.aborted.append(handle)
-                self._end(handle, "abort")
-
-    def has_work(self) -> bool:
-        return bool(self.requests or self._ended)
-
-    def step(self) -> EngineOutputs | None:
-        self.before_step(self.steps)
-        self.steps += 1
-        rows: list[tuple[EngineRequest, list[int]]] = []
-        cached: dict[int, int] = {}
-        prompts: list[PromptLogprobs] = []
-        for handle, request in list(self.requests.items())[: self.max_running]:
-            if handle not in self._started:
-                self._started.add(handle)
-                cached[handle] = 0
-                if request.sampling.prompt_logprobs is not None:
-                    prompts.append(_prompt_logprobs(request))
-            message = self.fail(request)
-            if message is not None:
-                self._end(handle, "error", error=message)
-                continue
-            tokens = self._next(request)
-            if tokens:
-                rows.append((request, tokens))
-        finished, self._ended = self._ended, []
-        counts = np.array([len(tokens) for _, tokens in rows], np.int32)
-        table = np.zeros((len(rows), self.width), np.int32)
-        for row, (_, tokens) in enumerate(rows):
-            table[row, : len(tokens)] = tokens
-        return EngineOutputs(
-            step=self.steps,
-            handles=np.array([request.handle for request, _ in rows], np.int64),
-            token_ids=table,
-            counts=counts,
-            finished=finished,
-            cached=cached,
-            logprobs=_logprobs(rows, self.vocab_size),
-            prompt_logprobs=prompts,
-        )
-
-    def metrics(self) -> dict[str, Any]:
-        return {"steps": self.steps, "num_running": len(self.requests)}
-
-    def reset_prefix_cache(self) -> bool:
-        return not self.requests
-
-    def close(self) -> None:
-        self.closed = True
-
-    def _next(self, request: EngineRequest) -> list[int]:
-        tokens: list[int] = []
-        left, sampling = self._left[request.handle], request.sampling
-        while left and len(tokens) < self.width:
-            token = left.pop(0)
-            tokens.append(token)
-            self._made[request.handle] += 1
-            if self._made[request.handle] > sampling.min_tokens:
-                if token in request.eos_token_ids and not sampling.ignore_eos:
-                    self._end(request.handle, "stop")
-                    return tokens
-                if token in (sampling.stop_token_ids or ()):
-                    self._end(request.handle, "stop", stop_token=token)
-                    return tokens
-            if self._made[request.handle] >= request.max_tokens:
-                break
-        if not left or self._made[request.handle] >= request.max_tokens:
-            self._end(request.handle, "length")
-        return tokens
-
-    def _end(self, handle: int, reason: str, **more: Any) -> None:
-        del self.requests[handle]
-        self._ended.append(Finish(handle=handle, reason=reason, **more))
+EOS = 7
+"""The end token of `request`."""
 
 
-def _columns(tokens: Sequence[int], num: Sequence[int], vocab_size: int) -> Logprobs:
-    """Token t has log probability -t / 100 and rank t + 1; the alternatives are tokens 0, 1, ..."""
-    width = max(num)
-    ids = np.array([[token, *range(width)] for token in tokens], np.int32)
-    return Logprobs(
-        rows=np.arange(len(tokens), dtype=np.int32),
-        token_ids=ids.reshape(len(tokens), 1 + width),
-        values=(ids / -100).astype(np.float32),
-        ranks=np.array([token + 1 for token in tokens], np.int32),
-        num=np.array(num, np.int32),
+@lru_cache(maxsize=1)
+def _registry() -> Registry:
+    return Registry.discover()
+
+
+def _part(kind: str, part: Any, context: Any) -> Any:
+    """A plugin by name (with options), or the object itself."""
+    if not isinstance(part, str | dict):
+        return part
+    selection = _registry().select(kind, Choice.model_validate(part))
+    return _registry().create(selection, context)
+
+
+def make_fake_engine(
+    *,
+    policy: Any = "fcfs",
+    manager: Any = "paged",
+    preemption: Any = "recompute",
+    num_blocks: int = 400,
+    block_size: int = 4,
+    max_num_seqs: int = 8,
+    budget: int = 32,
+    max_model_len: int = 96,
+    prefix_caching: bool = True,
+    in_flight: int = 1,
+    chunked_prefill: bool = True,
+    max_chunk: int | None = None,
+    **core: Any,
+) -> EngineCore:
+    """An engine whose clock ticks once a call. `core` goes to `EngineCore` (observers, ...)."""
+    counter = itertools.count()
+
+    def clock() -> float:
+        return float(next(counter))
+
+    worker = FakeWorker(block_size=block_size)
+    executor = FakeExecutor(worker, in_flight)
+    executor.allocate_kv(num_blocks)
+    kv_context = KVCacheManagerContext(
+        num_blocks, block_size, max_num_seqs, max_model_len, prefix_caching=prefix_caching
+    )
+    scheduler = Scheduler(
+        SchedulerLimits(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            max_model_len=max_model_len,
+            vocab_size=worker.vocab_size,
+            block_size=block_size,
+            max_chunk_tokens=max_chunk,
+            chunked_prefill=chunked_prefill,
+        ),
+        _part("kv_cache_manager", manager, kv_context),
+        _part("scheduler_policy", policy, SchedulerPolicyContext(max_num_seqs, budget, clock)),
+        _part("preemption_policy", preemption, PreemptionPolicyContext(1)),
+        clock,
+    )
+    return EngineCore(scheduler, executor, clock=clock, **core)
+
+
+def request(
+    handle: int,
+    tokens: Sequence[int],
+    max_tokens: int = 8,
+    parent: int | None = None,
+    index: int = 0,
+    **sampling: Any,
+) -> EngineRequest:
+    """A request for a fake engine; `sampling` goes to `SamplingParams`."""
+    return EngineRequest(
+        handle=handle,
+        request_id=f"r{handle}",
+        token_ids=np.asarray(tokens, np.int32),
+        sampling=SamplingParams(max_tokens=max_tokens, **sampling),
+        seed=0,
+        max_tokens=max_tokens,
+        eos_token_ids=[EOS],
+        parent=parent,
+        index=index,
     )
 
 
-def _logprobs(rows: Sequence[tuple[EngineRequest, list[int]]], vocab_size: int) -> Logprobs | None:
-    wanted = [
-        (row, token, request.sampling.logprobs)
-        for row, (request, tokens) in enumerate(rows)
-        for token in tokens
-        if request.sampling.logprobs is not None
-    ]
-    if not wanted:
-        return None
-    num = [vocab_size if count == -1 else count or 0 for _, _, count in wanted]
-    columns = _columns([token for _, token, _ in wanted], num, vocab_size)
-    columns.rows = np.array([row for row, _, _ in wanted], np.int32)
-    return columns
+class Collector:
+    """Follows one engine: tokens and end of every sequence; checks invariants after each step."""
+
+    def __init__(self, engine: EngineCore) -> None:
+        self.engine = engine
+        self.tokens: dict[int, list[int]] = {}
+        self.reasons: dict[int, str] = {}
+        self.errors: dict[int, str | None] = {}
+
+    def step(self) -> None:
+        """One step of the engine."""
+        outputs = self.engine.step()
+        if outputs is not None:
+            for handle, token in zip(
+                outputs.handles.tolist(), outputs.token_ids[:, 0].tolist(), strict=True
+            ):
+                assert handle not in self.reasons, "a token after the end"
+                self.tokens.setdefault(handle, []).append(token)
+            for finish in outputs.finished:
+                assert finish.handle not in self.reasons, "ended twice"
+                self.reasons[finish.handle] = finish.reason
+                self.errors[finish.handle] = finish.error
+        self.engine.scheduler.kv.check()
+
+    def run(self, limit: int = 5000) -> Collector:
+        """Until nothing is left to do."""
+        for _ in range(limit):
+            if not self.engine.has_work():
+                return self
+            self.step()
+        raise AssertionError("the engine does not come to an end")
 
 
-def _prompt_logprobs(request: EngineRequest) -> PromptLogprobs:
-    tokens = request.token_ids.tolist()[1:]
-    num = request.sampling.prompt_logprobs or 0
-    empty = np.empty((0, 1 + num))
-    columns = (
-        _columns(tokens, [num] * len(tokens), 0)
-        if tokens
-        else Logprobs(
-            rows=np.empty(0, np.int32),
-            token_ids=empty.astype(np.int32),
-            values=empty.astype(np.float32),
-            ranks=np.empty(0, np.int32),
-            num=np.empty(0, np.int32),
-        )
-    )
-    return PromptLogprobs(handle=request.handle, start=1, logprobs=columns)
+def expected(req: EngineRequest, max_model_len: int = 96) -> list[int]:
+    """What a sequence generates when nothing disturbs it."""
+    worker = FakeWorker()
+    tokens = req.token_ids.tolist()
+    out: list[int] = []
+    while len(out) < req.max_tokens and len(tokens) < max_model_len:
+        token = worker.next_token(tokens, req.seed, req.index)
+        tokens.append(token)
+        out.append(token)
+        if token == EOS and not req.sampling.ignore_eos:
+            break
+    return out
+
+
+def assert_clean(engine: EngineCore) -> None:
+    """Every block is free or evictable, every slot free, nothing waits."""
+    stats = engine.scheduler.kv.stats()
+    assert stats.num_free + stats.num_evictable == stats.num_blocks, "blocks are still in use"
+    assert engine.scheduler.slots.num_free == engine.scheduler.limits.max_num_seqs
+    assert not engine.scheduler.sequences, "sequences are left"
+    assert len(engine.scheduler.policy) == 0, "the policy still holds requests"
