@@ -339,16 +339,19 @@ class Scheduler:
         rows = np.flatnonzero(held != told)
         if not rows.size:
             return np.empty((4, 0), np.int32)
-        entries: list[tuple[int, int, int, int]] = []
-        tables = self.kv.block_tables
-        for slot, first, last in zip(
-            slots[rows].tolist(), told[rows].tolist(), held[rows].tolist(), strict=True
-        ):
-            for group in range(len(tables)):
-                blocks = tables[group, slot, first:last].tolist()
-                entries.extend((group, slot, first + i, b) for i, b in enumerate(blocks))
-            self._told_blocks[slot] = last
-        return np.asarray(entries, np.int32).T
+        slots, first = slots[rows], told[rows]
+        counts = held[rows] - first
+        self._told_blocks[slots] = held[rows]
+        row = np.repeat(np.arange(len(slots)), counts)
+        begins = np.cumsum(counts) - counts
+        indices = first[row] + np.arange(len(row)) - begins[row]
+        groups = len(self.kv.block_tables)
+        appended = np.empty((4, groups, len(row)), np.int32)
+        appended[0] = np.arange(groups)[:, None]
+        appended[1] = slots[row]
+        appended[2] = indices
+        appended[3] = self.kv.block_tables[:, slots[row], indices]
+        return appended.reshape(4, -1)
 
     def _advance(
         self,

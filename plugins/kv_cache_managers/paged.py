@@ -109,7 +109,7 @@ class PagedKVCacheManager(KVCacheManager):
             return None
         for block in shared:
             self._take_shared(block)
-        blocks = shared + [self._allocate() for _ in range(needed)]
+        blocks = shared + self._allocate_many(needed)
         self._table[slot, : len(blocks)] = blocks
         self.num_slot_blocks[slot] = len(blocks)
         self._published[slot] = len(shared)
@@ -125,20 +125,24 @@ class PagedKVCacheManager(KVCacheManager):
         short = np.flatnonzero(totals > have * self.block_size)
         if not short.size:
             return len(slots)
-        for row, slot, total, held in zip(
-            short.tolist(),
-            slots[short].tolist(),
-            totals[short].tolist(),
-            have[short].tolist(),
-            strict=True,
-        ):
-            needed = -(-total // self.block_size) - held
-            if needed > self.num_available:
-                return int(row)
-            for index in range(held, held + needed):
-                self._table[slot, index] = self._allocate()
-            self.num_slot_blocks[slot] = held + needed
-        return len(slots)
+        held = have[short]
+        needed = -(-totals[short] // self.block_size) - held
+        fitting = int(np.searchsorted(np.cumsum(needed), self.num_available, side="right"))
+        self._append(slots[short[:fitting]], held[:fitting], needed[:fitting])
+        return len(slots) if fitting == len(short) else int(short[fitting])
+
+    def _append(
+        self, slots: NDArray[np.intp], held: NDArray[np.int32], needed: NDArray[np.int64]
+    ) -> None:
+        """Give `needed[i]` new blocks to `slots[i]`, which holds `held[i]`."""
+        blocks = self._allocate_many(int(needed.sum()))
+        if len(blocks) == len(slots):  # one each, as in decoding
+            self._table[slots, held] = blocks
+        else:
+            rows = np.repeat(np.arange(len(slots)), needed)
+            offsets = np.arange(len(blocks)) - (np.cumsum(needed) - needed)[rows]
+            self._table[slots[rows], held[rows] + offsets] = blocks
+        self.num_slot_blocks[slots] += needed.astype(np.int32)
 
     # ---- publication and release ----------------------------------------------------------------
 
@@ -152,19 +156,45 @@ class PagedKVCacheManager(KVCacheManager):
         rows = np.flatnonzero(full > published)
         if not rows.size:
             return
-        for slot, first, last in zip(
-            slots[rows].tolist(), published[rows].tolist(), full[rows].tolist(), strict=True
-        ):
+        slots, first, last = slots[rows], published[rows], full[rows]
+        self._published[slots] = last
+        one = last - first == 1
+        if one.all():
+            self._publish_one_each(slots, first, tokens)
+            return
+        for slot, begin, end in zip(slots.tolist(), first.tolist(), last.tolist(), strict=True):
             digest = self._digests[slot]
-            if len(digest.hashes) < last:
-                self._hash_blocks(digest, tokens[slot], last)
-            for key, block in zip(
-                digest.hashes[first:last], self._table[slot, first:last].tolist(), strict=True
-            ):
-                if key not in self._cached:
-                    self._cached[key] = block
-                    self._hash_of[block] = key
-            self._published[slot] = last
+            if len(digest.hashes) < end:
+                self._hash_blocks(digest, tokens[slot], end)
+            self._name(digest.hashes[begin:end], self._table[slot, begin:end].tolist())
+
+    def _publish_one_each(
+        self, slots: NDArray[np.intp], first: NDArray[np.int64], tokens: NDArray[np.int32]
+    ) -> None:
+        """The block with index `first[i]` of each slot is full: the usual case in decoding."""
+        size = self.block_size
+        columns = first[:, None] * size + np.arange(size)
+        data = tokens[slots[:, None], columns].astype("<i4", copy=False).tobytes()
+        blocks = self._table[slots, first].tolist()
+        keys = []
+        for row, (slot, index) in enumerate(zip(slots.tolist(), first.tolist(), strict=True)):
+            digest = self._digests[slot]
+            hashes = digest.hashes
+            if len(hashes) <= index:
+                parent = hashes[-1] if hashes else digest.root
+                hashes.append(
+                    sha256(parent + data[4 * size * row : 4 * size * (row + 1)]).digest()
+                )
+            keys.append(hashes[index])
+        self._name(keys, blocks)
+
+    def _name(self, keys: list[bytes], blocks: list[int]) -> None:
+        """Make blocks known by their hashes, those that are not known already."""
+        cached, hash_of = self._cached, self._hash_of
+        for key, block in zip(keys, blocks, strict=True):
+            if key not in cached:
+                cached[key] = block
+                hash_of[block] = key
 
     def truncate(self, slot: int, total: int) -> None:
         keep = -(-total // self.block_size)
@@ -201,7 +231,7 @@ class PagedKVCacheManager(KVCacheManager):
         full, partial = divmod(total, self.block_size)
         shared = self._table[parent, :full]
         self._refs[shared] += 1
-        own = self._allocate()
+        (own,) = self._allocate_many(1)
         self._table[child, :full] = shared
         self._table[child, full] = own
         self.num_slot_blocks[child] = full + 1
@@ -223,10 +253,15 @@ class PagedKVCacheManager(KVCacheManager):
         """Blocks that can be handed out now."""
         return len(self._free) + self._num_evictable
 
-    def _allocate(self) -> int:
-        block = self._free.pop() if self._free else self._evict()
-        self._refs[block] = 1
-        return block
+    def _allocate_many(self, count: int) -> list[int]:
+        """New blocks with one user each; the caller has checked that there are enough."""
+        free = self._free
+        taken = min(count, len(free))
+        blocks = free[len(free) - taken :][::-1]
+        del free[len(free) - taken :]
+        blocks += [self._evict() for _ in range(count - taken)]
+        self._refs[blocks] = 1
+        return blocks
 
     def _take_shared(self, block: int) -> None:
         if self._refs[block] == 0:
