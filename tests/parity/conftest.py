@@ -1,0 +1,68 @@
+"""Engines around real models, and transformers' own answers to compare with."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """A folder with a random two-layer Llama, and the transformers module it came from."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=160,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.25,
+        tie_word_embeddings=False,
+    )
+    model = LlamaForCausalLM(config).eval()
+    folder = tmp_path_factory.mktemp("tiny-llama")
+    model.save_pretrained(folder)
+    return folder, model
+
+
+@pytest.fixture
+def make_engine(tiny_model):
+    """Engines from a nested mapping of configuration; all are closed at the end."""
+    from octavo.core.config.loading import load_config
+    from octavo.core.config.resolve import resolve
+    from octavo.core.engine.builder import build_engine
+    from octavo.core.registry import Registry
+
+    engines = []
+
+    def make(config=None, source=None):
+        mapping = {"model": {"source": str(source or tiny_model[0])}}
+        mapping["kv_cache"] = {"num_blocks": 200}
+        mapping["scheduler"] = {"max_num_seqs": 8, "max_num_batched_tokens": 512}
+        for section, values in (config or {}).items():
+            mapping.setdefault(section, {}).update(values)
+        registry = Registry.discover()
+        engine = build_engine(resolve(load_config(mapping=mapping), registry), registry)
+        engines.append(engine)
+        return engine
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture(scope="session")
+def prompts():
+    """Prompts with shared prefixes, around multiples of every block size that is tried."""
+    generator = np.random.default_rng(7)
+    base = generator.integers(3, 160, 80).tolist()
+    lengths = [1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 65]
+    shared = [base[:length] for length in lengths]
+    own = [generator.integers(3, 160, length).tolist() for length in (5, 16, 40)]
+    forks = [[*base[:20], token] for token in range(10, 18)]
+    return shared + own + forks
