@@ -120,6 +120,39 @@ class DecoderConfig:
         )
 
 
+def tensor_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor of a checkpoint, by its Hugging Face name."""
+    hidden, inner, size = config.hidden_size, config.intermediate_size, config.head_size
+    query, keys = config.num_heads * size, config.num_kv_heads * size
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config.vocab_size, hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not config.tied:
+        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    matrices = (
+        ("self_attn.q_proj", (query, hidden), config.qkv_bias),
+        ("self_attn.k_proj", (keys, hidden), config.qkv_bias),
+        ("self_attn.v_proj", (keys, hidden), config.qkv_bias),
+        ("self_attn.o_proj", (hidden, query), config.output_bias),
+        ("mlp.gate_proj", (inner, hidden), config.mlp_bias),
+        ("mlp.up_proj", (inner, hidden), config.mlp_bias),
+        ("mlp.down_proj", (hidden, inner), config.mlp_bias),
+    )
+    for layer in range(config.num_layers):
+        prefix = f"model.layers.{layer}"
+        shapes[f"{prefix}.input_layernorm.weight"] = (hidden,)
+        shapes[f"{prefix}.post_attention_layernorm.weight"] = (hidden,)
+        for name, shape, bias in matrices:
+            shapes[f"{prefix}.{name}.weight"] = shape
+            if bias:
+                shapes[f"{prefix}.{name}.bias"] = shape[:1]
+        if config.qk_norm:
+            shapes[f"{prefix}.self_attn.q_norm.weight"] = (size,)
+            shapes[f"{prefix}.self_attn.k_norm.weight"] = (size,)
+    return shapes
+
+
 def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
     """Read config.json. Raises `UnsupportedModel` for what this decoder does not compute, and
     `ModelError` for a key that is missing or senseless."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,13 +18,13 @@ from torch.nn import functional
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.model import CausalLM, KVSpec, ModelContext
 from octavo.core.errors import WeightError
-from octavo.models.families.config import DecoderConfig, decoder_config
+from octavo.models.families.config import DecoderConfig, decoder_config, tensor_shapes
 from octavo.models.layers.attention import SelfAttention
 from octavo.models.layers.mlp import GatedMLP
 from octavo.models.layers.norm import RMSNorm
 from octavo.models.layers.rope import rope_table
 
-Loader = Callable[[str, torch.Tensor], None]
+Loader = Callable[[str, torch.Tensor], Any]
 
 # Buffers of old checkpoints, derived from the configuration.
 _DERIVED = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
@@ -37,13 +39,13 @@ class DecoderLayer(nn.Module):
         super().__init__()
         prefix = f"model.layers.{index}"
         spec = config.attention_spec(index, context.max_model_len)
-        place = {"dtype": context.dtype, "device": context.device}
+        place: dict[str, Any] = {"dtype": context.dtype, "device": context.device}
         eps = config.rms_norm_eps
         qk_norm = None
         if config.qk_norm:
             groups = (config.num_heads, config.num_kv_heads)
-            qk_norm = RMSNorm(config.head_size, eps, groups=groups, **place)  # type: ignore[arg-type]
-        self.attention_norm = RMSNorm(config.hidden_size, eps, **place)  # type: ignore[arg-type]
+            qk_norm = RMSNorm(config.head_size, eps, groups=groups, **place)
+        self.attention_norm = RMSNorm(config.hidden_size, eps, **place)
         self.attention = SelfAttention(
             f"{prefix}.self_attn",
             config.hidden_size,
@@ -54,7 +56,7 @@ class DecoderLayer(nn.Module):
             output_bias=config.output_bias,
             qk_norm=qk_norm,
         )
-        self.mlp_norm = RMSNorm(config.hidden_size, eps, **place)  # type: ignore[arg-type]
+        self.mlp_norm = RMSNorm(config.hidden_size, eps, **place)
         self.mlp = GatedMLP(
             f"{prefix}.mlp",
             config.hidden_size,
@@ -84,13 +86,13 @@ class Decoder(nn.Module, CausalLM):
             requires_grad=False,
         )
         cos_sin = rope_table(config.rope, context.max_model_len, context.device)
-        self.layers = nn.ModuleList(
+        self.layers: Any = nn.ModuleList(
             DecoderLayer(index, config, context, cos_sin) for index in range(config.num_layers)
         )
         self.norm = RMSNorm(
             config.hidden_size, config.rms_norm_eps, dtype=context.dtype, device=context.device
         )
-        self.head = context.quantization.linear(
+        self.head: Any = context.quantization.linear(
             "lm_head", config.hidden_size, (config.vocab_size,), False
         )
 
@@ -123,11 +125,15 @@ class Decoder(nn.Module, CausalLM):
         ]
 
     def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        loaders = self._loaders()
-        missing = dict.fromkeys(loaders)
+        shapes, loaders = tensor_shapes(self.config), self._loaders()
+        missing = dict.fromkeys(shapes)
         for name, tensor in tensors:
-            if name in loaders:
-                loaders[name](name, tensor)
+            if name in shapes:
+                if tuple(tensor.shape) != shapes[name]:
+                    want, came = list(shapes[name]), list(tensor.shape)
+                    raise WeightError(f"{name}: expected shape {want}, got {came}")
+                prefix, _, kind = name.rpartition(".")
+                loaders[prefix](kind, tensor)
                 missing.pop(name, None)
             elif not (_DERIVED.search(name) or (self.config.tied and name == "lm_head.weight")):
                 raise WeightError(
@@ -138,82 +144,41 @@ class Decoder(nn.Module, CausalLM):
             names = list(missing)
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""
             raise WeightError(
-                f"the checkpoint lacks {len(names)} of the {len(loaders)} tensors of "
+                f"the checkpoint lacks {len(names)} of the {len(shapes)} tensors of "
                 f"{self.config.architecture}: {', '.join(names[:3])}{more}"
             )
         if self.config.tied:
-            self.head.load(0, "weight", self.embedding.data)  # type: ignore[operator]
-        for module in self._linears():
-            module.finish()  # type: ignore[operator]
+            self.head.load(0, "weight", self.embedding.data)
+        for linear in self._linears():
+            linear.finish()
 
-    def _linears(self) -> Iterable[nn.Module]:
+    def _linears(self) -> Iterable[Any]:
         for layer in self.layers:
-            assert isinstance(layer, DecoderLayer), "only decoder layers are made"
             yield from (layer.attention.qkv, layer.attention.o, layer.mlp.gate_up, layer.mlp.down)
         yield self.head
 
     def _loaders(self) -> dict[str, Loader]:
-        """Every tensor of the checkpoint, by its Hugging Face name."""
-        config = self.config
-        hidden, inner, size = config.hidden_size, config.intermediate_size, config.head_size
-        query, keys = config.num_heads * size, config.num_kv_heads * size
+        """What takes the tensors under a name without its `.weight` or `.bias`."""
         loaders: dict[str, Loader] = {
-            "model.embed_tokens.weight": self._load_embedding,
-            "model.norm.weight": self.norm.load,
+            "model.embed_tokens": lambda kind, tensor: self.embedding.data.copy_(tensor),
+            "model.norm": self.norm.load,
+            "lm_head": partial(self.head.load, 0),
         }
-        if not config.tied:
-            loaders |= _linear(self.head, 0, "lm_head", (config.vocab_size, hidden), False)
         for index, layer in enumerate(self.layers):
-            assert isinstance(layer, DecoderLayer), "only decoder layers are made"
             attention, mlp = layer.attention, layer.mlp
-            at = f"model.layers.{index}"
-            loaders[f"{at}.input_layernorm.weight"] = layer.attention_norm.load
-            loaders[f"{at}.post_attention_layernorm.weight"] = layer.mlp_norm.load
-            for part, (name, rows) in enumerate({"q": query, "k": keys, "v": keys}.items()):
-                prefix = f"{at}.self_attn.{name}_proj"
-                loaders |= _linear(attention.qkv, part, prefix, (rows, hidden), config.qkv_bias)
-            prefix = f"{at}.self_attn.o_proj"
-            loaders |= _linear(attention.o, 0, prefix, (hidden, query), config.output_bias)
+            own: dict[str, Loader] = {
+                "input_layernorm": layer.attention_norm.load,
+                "post_attention_layernorm": layer.mlp_norm.load,
+                "self_attn.q_proj": partial(attention.qkv.load, 0),
+                "self_attn.k_proj": partial(attention.qkv.load, 1),
+                "self_attn.v_proj": partial(attention.qkv.load, 2),
+                "self_attn.o_proj": partial(attention.o.load, 0),
+                "mlp.gate_proj": partial(mlp.gate_up.load, 0),
+                "mlp.up_proj": partial(mlp.gate_up.load, 1),
+                "mlp.down_proj": partial(mlp.down.load, 0),
+            }
             if attention.qk_norm is not None:
-                for group, name in enumerate(("q_norm", "k_norm")):
-                    loaders[f"{at}.self_attn.{name}.weight"] = _norm_group(attention.qk_norm, group)
-            for part, name in enumerate(("gate", "up")):
-                prefix = f"{at}.mlp.{name}_proj"
-                loaders |= _linear(mlp.gate_up, part, prefix, (inner, hidden), config.mlp_bias)
-            loaders |= _linear(mlp.down, 0, f"{at}.mlp.down_proj", (hidden, inner), config.mlp_bias)
+                own["self_attn.q_norm"] = partial(attention.qk_norm.load, group=0)
+                own["self_attn.k_norm"] = partial(attention.qk_norm.load, group=1)
+            loaders |= {f"model.layers.{index}.{name}": load for name, load in own.items()}
         return loaders
-
-    def _load_embedding(self, name: str, tensor: torch.Tensor) -> None:
-        _check(name, tensor, tuple(self.embedding.shape))
-        self.embedding.data.copy_(tensor)
-
-
-def _check(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
-    if tuple(tensor.shape) != shape:
-        raise WeightError(f"{name}: expected shape {list(shape)}, got {list(tensor.shape)}")
-
-
-def _linear(
-    module: nn.Module, part: int, prefix: str, shape: tuple[int, int], bias: bool
-) -> dict[str, Loader]:
-    """Loaders of one matrix [out, in] of a fused layer, and of its bias."""
-
-    def weight(name: str, tensor: torch.Tensor) -> None:
-        _check(name, tensor, shape)
-        module.load(part, "weight", tensor)  # type: ignore[operator]
-
-    def offset(name: str, tensor: torch.Tensor) -> None:
-        _check(name, tensor, shape[:1])
-        module.load(part, "bias", tensor)  # type: ignore[operator]
-
-    loaders: dict[str, Loader] = {f"{prefix}.weight": weight}
-    if bias:
-        loaders[f"{prefix}.bias"] = offset
-    return loaders
-
-
-def _norm_group(norm: RMSNorm, group: int) -> Loader:
-    def load(name: str, tensor: torch.Tensor) -> None:
-        norm.load(name, tensor, group)
-
-    return load

@@ -259,8 +259,8 @@ def test_bfloat16_uses_the_other_norm() -> None:
     outputs = []
     for dtype in (torch.float32, torch.bfloat16):
         norm = RMSNorm(8, 1e-5, dtype=dtype, device=torch.device("cpu"), groups=(4, 2))
-        norm.load("q", weight, 0)
-        norm.load("k", weight + 1, 1)
+        norm.load("weight", weight, 0)
+        norm.load("weight", weight + 1, 1)
         outputs.append(norm(x.to(dtype)).float())
     torch.testing.assert_close(outputs[0], outputs[1], atol=0.05, rtol=0.02)
     want = x[:, 4:] / (x[:, 4:].pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * (weight + 1)

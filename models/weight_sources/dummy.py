@@ -1,0 +1,70 @@
+"""Weight source `dummy`: random weights for a real configuration, for tests and benchmarks.
+
+Configuration and tokenizer come from wherever `source` points; no weights are read or downloaded.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from octavo.core.contracts import NoOptions, Options
+from octavo.core.contracts.weight_source import WeightSource, WeightSourceContext
+from octavo.models.families.config import decoder_config, tensor_shapes
+from octavo.models.weight_sources.folder import Folder
+from octavo.models.weight_sources.gguf_file import GGUFFile
+from octavo.models.weight_sources.hub import Hub
+from octavo.models.weight_sources.package import package_source
+from octavo.models.weight_sources.source_forms import form
+
+if TYPE_CHECKING:
+    import torch
+
+
+class DummyOptions(Options):
+    """What the random weights look like."""
+
+    seed: int = Field(default=0, ge=0, description="Seed of the weights.")
+    std: float = Field(default=0.02, gt=0, description="Standard deviation of matrices and biases.")
+
+
+class Dummy(WeightSource):
+    """Normally distributed matrices, norms of one; the same for the same seed and tensor name."""
+
+    def __init__(self, options: DummyOptions, context: WeightSourceContext) -> None:
+        self._options = options
+        kinds: dict[str, Any] = {
+            "folder": Folder,
+            "gguf": GGUFFile,
+            "package": package_source,
+            "hub": Hub,
+        }
+        self._inner: WeightSource = kinds[form(context.source)](NoOptions(), context)
+
+    def config(self) -> dict[str, Any]:
+        return self._inner.config()
+
+    def generation_config(self) -> dict[str, Any]:
+        return self._inner.generation_config()
+
+    def tokenizer_dir(self) -> Path | None:
+        return self._inner.tokenizer_dir()
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        import torch
+
+        config = self.config()
+        named = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+        dtype = getattr(torch, named.removeprefix("torch."))
+        for name, shape in tensor_shapes(decoder_config(config)).items():
+            if "norm" in name:
+                yield name, torch.ones(shape, dtype=dtype)
+                continue
+            seed = (self._options.seed << 32) + zlib.crc32(name.encode())
+            generator = torch.Generator().manual_seed(seed & (2**63 - 1))
+            values = torch.empty(shape, dtype=torch.float32)
+            yield name, values.normal_(std=self._options.std, generator=generator).to(dtype)
