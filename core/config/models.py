@@ -202,6 +202,19 @@ class ServerConfig(Section):
     )
     max_n: int = Field(default=128, gt=0, description="Largest n of a request.")
     max_logprobs: int = Field(default=20, ge=0, description="Most alternatives for logprobs.")
+    max_body_bytes: int = Field(
+        default=32 * 2**20, gt=0, description="Largest request body; a larger one is a 413."
+    )
+    unknown_parameters: Literal["ignore", "refuse"] = Field(
+        default="ignore",
+        description="Request parameters that nobody knows: ignored, and named in a log line and in "
+        "the header x-octavo-ignored-parameters, or refused with 400.",
+    )
+    shutdown_timeout_s: float = Field(
+        default=30.0,
+        ge=0,
+        description="Seconds that running requests get to finish when the server is told to stop.",
+    )
 
 
 class ObservabilityConfig(Section):
