@@ -1,0 +1,102 @@
+"""`create_app`: the ASGI application. Its lifespan owns all state; the module has none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from octavo.core.config.models import EngineConfig
+from octavo.server import utility
+from octavo.server.chat import Chat
+from octavo.server.completions import Completions
+from octavo.server.endpoint import Handler
+from octavo.server.engine import Engine
+from octavo.server.errors import ApiError, from_exception
+from octavo.server.guard import Guard
+from octavo.server.state import ServerState
+
+
+def create_app(llm: Engine, config: EngineConfig) -> Starlette:
+    """The application over an engine that has not been started: the lifespan starts it in the
+    background (until then /health answers 503) and shuts it down.
+
+    `app.state.server` is the `ServerState`; its `started` tells when loading has ended.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        state = ServerState(llm, config)
+        app.state.server = state
+        loading = asyncio.create_task(state.start())
+        try:
+            yield
+        finally:
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+            await state.stop()
+
+    return Starlette(
+        routes=routes(),
+        lifespan=lifespan,
+        exception_handlers={
+            ApiError: _refuse,
+            HTTPException: _http_error,
+            ClientDisconnect: _client_gone,
+        },
+        middleware=[Middleware(Guard)],
+    )
+
+
+def routes() -> list[Route]:
+    """Every route of the server."""
+    return [
+        Route("/health", utility.health, methods=["GET"]),
+        Route("/ping", utility.ping, methods=["GET", "POST"]),
+        Route("/version", utility.version, methods=["GET"]),
+        Route("/load", utility.load, methods=["GET"]),
+        Route("/v1/models", utility.models, methods=["GET"]),
+        Route("/v1/models/{model:path}", utility.model, methods=["GET"]),
+        Route("/v1/completions", _endpoint(Handler(Completions())), methods=["POST"]),
+        Route("/v1/chat/completions", _endpoint(Handler(Chat())), methods=["POST"]),
+        Route("/tokenize", utility.tokenize, methods=["POST"]),
+        Route("/detokenize", utility.detokenize, methods=["POST"]),
+    ]
+
+
+def _endpoint(handler: Handler):  # type: ignore[no-untyped-def]
+    async def endpoint(request: Request) -> Response:
+        return await handler(request)
+
+    return endpoint
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    refusal = from_exception(error)
+    return JSONResponse(refusal.body(), status_code=refusal.status, headers=refusal.headers)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Starlette's own 404 and 405, as error objects."""
+    assert isinstance(error, HTTPException), "registered for HTTPException"
+    what = f"{request.method} {request.url.path}"
+    messages = {404: f"no such route: {what}", 405: f"method not allowed: {what}"}
+    refusal = ApiError(
+        messages.get(error.status_code, error.detail),
+        status=error.status_code,
+        code={404: "not_found", 405: "method_not_allowed"}.get(error.status_code),
+        headers=error.headers,
+    )
+    return await _refuse(request, refusal)
+
+
+async def _client_gone(request: Request, error: Exception) -> Response:
+    """Nobody reads this; 499 is what proxies log for it."""
+    return Response(status_code=499)

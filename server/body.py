@@ -1,0 +1,114 @@
+"""Read and parse a request's JSON body, refusing what is not JSON with a message that says where."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+import msgspec
+from starlette.requests import Request
+
+from octavo.server.errors import ApiError
+
+
+async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
+    """The body as a JSON object.
+
+    Raises `ApiError`: 413 over `max_bytes`, 415 for another content type or a compressed body, 400
+    for anything that is not one JSON object (NaN, lone surrogates and deep nesting included).
+    """
+    _check_type(request)
+    return parse_object(await _read(request, max_bytes))
+
+
+def _check_type(request: Request) -> None:
+    content_type = request.headers.get("content-type", "application/json")
+    media = content_type.partition(";")[0].strip().lower()
+    if media != "application/json" and not media.endswith("+json"):
+        raise ApiError(
+            f"the content type must be application/json, got {media or 'nothing'}",
+            status=415,
+            code="unsupported_media_type",
+        )
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise ApiError(
+            f"a body with content encoding {encoding} is not accepted",
+            status=415,
+            code="unsupported_content_encoding",
+        )
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise _too_large(int(declared), max_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > max_bytes:
+            raise _too_large(size, max_bytes)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _too_large(size: int, max_bytes: int) -> ApiError:
+    return ApiError(
+        f"the body has {size} bytes or more, at most {max_bytes} are accepted "
+        "(server.max_body_bytes)",
+        status=413,
+        code="request_too_large",
+        headers={"connection": "close"},
+    )
+
+
+def parse_object(data: bytes) -> dict[str, Any]:
+    """Parse strict JSON whose top level is an object."""
+    if not data.strip():
+        raise _bad("the body is empty, expected a JSON object")
+    try:
+        value = msgspec.json.decode(data)
+    except RecursionError:
+        raise _bad("the body is nested too deeply") from None
+    except (msgspec.MsgspecError, ValueError):
+        _explain(data)
+    if not isinstance(value, dict):
+        raise _bad(f"the body must be a JSON object, got {_json_type(value)}")
+    return value
+
+
+def _explain(data: bytes) -> NoReturn:
+    """Say with line and column why strict parsing failed; the standard library knows both."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _bad(f"the body is not valid UTF-8 at byte {error.start}") from None
+    try:
+        json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno} column {error.colno} (character {error.pos})"
+        raise _bad(f"the body is not valid JSON: {error.msg} at {where}") from None
+    except RecursionError:
+        raise _bad("the body is nested too deeply") from None
+    except ValueError as error:
+        raise _bad(f"the body is not valid JSON: {error}") from None
+    raise _bad(
+        "the body is not valid JSON: it has a lone surrogate (an unpaired \\ud800 to \\udfff) or "
+        "a number out of range"
+    )
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _bad(message: str) -> ApiError:
+    return ApiError(message, code="invalid_json")
+
+
+def _json_type(value: Any) -> str:
+    if value is None:
+        return "null"
+    named = {list: "an array", str: "a string", bool: "a boolean"}
+    return named.get(type(value), "a number")

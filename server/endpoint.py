@@ -1,0 +1,165 @@
+"""What `/v1/completions` and `/v1/chat/completions` do alike: check, run, answer or stream."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response as HTTPResponse
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.server.body import read_json
+from octavo.server.disconnect import EventStream, until_gone
+from octavo.server.engine import Choice, Output
+from octavo.server.errors import from_exception
+from octavo.server.generation import Collected, Job, Prompt, Run, make_job
+from octavo.server.protocol.common import Response, Usage, parse
+from octavo.server.protocol.sampling import SamplingRequest
+from octavo.server.state import ServerState
+
+B = TypeVar("B", bound=SamplingRequest)
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Writer(Protocol):
+    """How an endpoint writes a job's outputs. One a job; keeps what spans several outputs."""
+
+    def chunks(self, prompt: int, output: Output) -> Sequence[Response]:
+        """The stream's chunks for one output; `usage` is set by the caller."""
+
+    def usage_chunk(self, usage: Usage) -> Response:
+        """The chunk with usage and no choices."""
+
+    def answer(self, choices: Mapping[tuple[int, int], Collected], usage: Usage) -> Response:
+        """The whole answer; choices by prompt and index."""
+
+    def add_prompt(self, prompt: int, output: Output) -> None:
+        """Note the prompt's logprobs, for `answer`."""
+
+
+class Endpoint(Protocol[B]):
+    """One of the two endpoints."""
+
+    request: type[B]
+    prefix: str
+
+    async def prompts(self, state: ServerState, body: B) -> list[Prompt]:
+        """Tokenize or render, off the event loop."""
+
+    def writer(self, state: ServerState, job: Job) -> Writer: ...
+
+
+class Handler(Generic[B]):
+    """An ASGI endpoint function's worth of work for one request at a time."""
+
+    def __init__(self, endpoint: Endpoint[B]) -> None:
+        self._endpoint = endpoint
+
+    async def __call__(self, request: Request) -> HTTPResponse:
+        state: ServerState = request.app.state.server
+        config = state.config.server
+        data = await read_json(request, config.max_body_bytes)
+        refuse = config.unknown_parameters == "refuse"
+        body, ignored = parse(self._endpoint.request, data, refuse_unknown=refuse)
+        state.warn_ignored(ignored)
+        headers = {"x-octavo-ignored-parameters": names_header(ignored)} if ignored else {}
+        model = state.model_name(body.model)
+        body.check(max_n=config.max_n, max_logprobs=config.max_logprobs)
+        state.require_ready()
+        try:
+            params = body.sampling_params(state.defaults, state.llm.vocab_size)
+            return await self._run(request, state, body, model, params, headers)
+        except ClientDisconnect:
+            raise
+        except Exception as error:
+            raise from_exception(error, body.renamed) from error
+
+    async def _run(
+        self,
+        request: Request,
+        state: ServerState,
+        body: B,
+        model: str,
+        params: SamplingParams,
+        headers: Mapping[str, str],
+    ) -> HTTPResponse:
+        async def start() -> Job:
+            prompts = await self._endpoint.prompts(state, body)
+            return make_job(state, body, self._endpoint.prefix, model, params, prompts)
+
+        job = await until_gone(request.receive, start())
+        writer = self._endpoint.writer(state, job)
+        headers = {**headers, "x-request-id": job.answer_id}
+        if not body.stream:
+            answer = await until_gone(request.receive, collect(state, job, writer))
+            return HTTPResponse(answer.encode(), media_type="application/json", headers=headers)
+        events = stream(state, job, writer)
+        try:
+            first = await until_gone(request.receive, anext(events))
+        except BaseException:
+            await events.aclose()
+            raise
+        return EventStream(first, guarded(events, body.renamed), headers)
+
+
+async def collect(state: ServerState, job: Job, writer: Writer) -> Response:
+    """The whole answer."""
+    choices: dict[tuple[int, int], Collected] = {}
+    async with Run(state, job) as run, contextlib.aclosing(run.outputs()) as outputs:
+        async for prompt, output in outputs:
+            writer.add_prompt(prompt, output)
+            for choice in output.outputs:
+                choices.setdefault((prompt, choice.index), Collected()).add(choice)
+    return writer.answer(dict(sorted(choices.items())), job.usage())
+
+
+async def stream(state: ServerState, job: Job, writer: Writer) -> AsyncGenerator[bytes, None]:
+    """Server-sent events of the answer, those of one engine output in one piece."""
+    body = job.body
+    async with Run(state, job) as run, contextlib.aclosing(run.outputs()) as outputs:
+        async for prompt, output in outputs:
+            events = []
+            for chunk in writer.chunks(prompt, output):
+                if body.continuous_usage:
+                    chunk.usage = job.usage()  # type: ignore[attr-defined]
+                elif body.include_usage:
+                    chunk.usage = None  # type: ignore[attr-defined]
+                events.append(event(chunk))
+            if events:
+                yield b"".join(events)
+    if body.include_usage:
+        yield event(writer.usage_chunk(job.usage()))
+    yield DONE
+
+
+def event(chunk: Response) -> bytes:
+    return b"data: " + chunk.encode() + b"\n\n"
+
+
+async def guarded(
+    events: AsyncGenerator[bytes, None], renamed: Mapping[str, str]
+) -> AsyncGenerator[bytes, None]:
+    """An error after the stream has begun becomes an error event, the last one: no [DONE]."""
+    async with contextlib.aclosing(events):
+        try:
+            async for piece in events:
+                yield piece
+        except Exception as error:
+            body = json.dumps(from_exception(error, renamed).body())
+            yield f"data: {body}\n\n".encode()
+
+
+def names_header(names: Sequence[str]) -> str:
+    """Names that a client sent, safe in a header."""
+    plain = [name for name in names if name.isascii() and name.isidentifier()]
+    return ", ".join(plain)[:1000] or "?"
+
+
+def has_news(choice: Choice) -> bool:
+    """Whether a delta is worth an event: a token whose text is held back for a stop string or half
+    a character, without logprobs to show, is not."""
+    return bool(choice.text or choice.logprobs or choice.finish_reason)

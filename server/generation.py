@@ -1,0 +1,315 @@
+"""From a checked request to the engine and back: prompts, limits, and merged outputs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from octavo.core.sampling_params import SamplingParams
+from octavo.server.disconnect import cancel
+from octavo.server.engine import Choice, Engine, Output, TokenLogprob
+from octavo.server.errors import ApiError
+from octavo.server.protocol.common import PromptTokensDetails, Usage
+from octavo.server.protocol.sampling import SamplingRequest
+from octavo.server.state import ServerState
+
+MAX_SEQUENCES = 4096
+"""Most choices, prompts times n, of one request."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """text: what the client sent or the template made; None when token ids were sent."""
+
+    token_ids: list[int]
+    text: str | None
+
+
+@dataclass
+class Blank:
+    """A choice that generated nothing (max_tokens 0)."""
+
+    index: int
+    text: str = ""
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[Mapping[int, TokenLogprob]] | None = None
+    finish_reason: str | None = "length"
+    stop_reason: int | str | None = None
+
+
+@dataclass
+class BlankOutput:
+    """The only output of a prompt that is scored and echoed, with no tokens generated."""
+
+    outputs: Sequence[Choice]
+    prompt_logprobs: Sequence[Mapping[int, TokenLogprob] | None] | None = None
+    num_cached_tokens: int | None = None
+    finished: bool = True
+    error: str | None = None
+
+
+@dataclass
+class Job:
+    """A checked request. params: one a prompt, max_tokens resolved (0: only score the prompt).
+    counters: token counts so far."""
+
+    body: SamplingRequest
+    answer_id: str
+    model: str
+    prompts: list[Prompt]
+    params: list[SamplingParams]
+    created: int = field(default_factory=lambda: int(time.time()))
+    completion_tokens: int = 0
+    cached_tokens: dict[int, int] = field(default_factory=dict)
+
+    def count(self, prompt: int, output: Output) -> None:
+        """Add an output to the counts."""
+        self.completion_tokens += sum(len(choice.token_ids) for choice in output.outputs)
+        if output.num_cached_tokens is not None:
+            self.cached_tokens[prompt] = output.num_cached_tokens
+
+    def usage(self) -> Usage:
+        prompt_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            total_tokens=prompt_tokens + self.completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(
+                cached_tokens=sum(self.cached_tokens.values())
+            ),
+        )
+
+
+def make_job(
+    state: ServerState,
+    body: SamplingRequest,
+    prefix: str,
+    model: str,
+    base: SamplingParams,
+    prompts: Sequence[Prompt],
+) -> Job:
+    """Settle lengths. Raises `ApiError` 400 for a prompt that is empty, too long, or holds ids
+    that the vocabulary lacks."""
+    if len(prompts) * body.num_choices > MAX_SEQUENCES:
+        raise ApiError(
+            f"{len(prompts)} prompts with n {body.num_choices} are over {MAX_SEQUENCES} choices",
+            param="n",
+            code="value_above_maximum",
+        )
+    limit = state.llm.max_model_len
+    fitted = [_truncate(prompt, body, limit) for prompt in prompts]
+    params = []
+    for prompt in fitted:
+        _check_ids(prompt.token_ids, state.llm.vocab_size)
+        room = _room(len(prompt.token_ids), body, limit)
+        params.append(_with_limit(base, room, body))
+    answer_id = state.answer_id(prefix, body.request_id)
+    return Job(body, answer_id, model, fitted, params)
+
+
+def _truncate(prompt: Prompt, body: SamplingRequest, limit: int) -> Prompt:
+    keep = body.truncate_prompt_tokens
+    if keep is None:
+        return prompt
+    if keep > limit:
+        raise ApiError(
+            f"truncate_prompt_tokens must be at most max_model_len ({limit}), got {keep}",
+            param="truncate_prompt_tokens",
+            code="value_above_maximum",
+        )
+    if keep == -1:
+        wanted = 1 if body.token_limit is None else body.token_limit
+        keep = max(1, limit - wanted)
+    if len(prompt.token_ids) <= keep:
+        return prompt
+    return Prompt(prompt.token_ids[-keep:], None)
+
+
+def _check_ids(token_ids: Sequence[int], vocab_size: int) -> None:
+    if not token_ids:
+        raise ApiError("the prompt must not be empty", param="prompt", code="invalid_value")
+    low, high = min(token_ids), max(token_ids)
+    if low < 0 or high >= vocab_size:
+        wrong = low if low < 0 else high
+        raise ApiError(
+            f"prompt has token id {wrong}, expected 0 to {vocab_size - 1}",
+            param="prompt",
+            code="invalid_value",
+        )
+
+
+def _room(length: int, body: SamplingRequest, limit: int) -> int:
+    """max_tokens for a prompt of this length."""
+    asked = body.token_limit
+    if asked is None:
+        if length >= limit:
+            raise _too_long(f"the prompt has {length} tokens, and one more must fit", limit)
+        return limit - length
+    if asked == 0 and not getattr(body, "echo", False):
+        raise ApiError(
+            f"{body.limit_name} must be at least 1, got 0 (0 is allowed with echo)",
+            param=body.limit_name,
+            code="value_below_minimum",
+        )
+    if length + asked > limit:
+        raise _too_long(
+            f"the prompt has {length} tokens and {body.limit_name} asks for {asked}, "
+            f"together {length + asked}",
+            limit,
+        )
+    return asked
+
+
+def _too_long(what: str, limit: int) -> ApiError:
+    return ApiError(
+        f"{what}; the model's context is {limit} tokens (max_model_len)",
+        param="prompt",
+        code="context_length_exceeded",
+    )
+
+
+def _with_limit(base: SamplingParams, room: int, body: SamplingRequest) -> SamplingParams:
+    if base.min_tokens > room:
+        raise ApiError(
+            f"min_tokens must be at most {body.limit_name} ({room}), got {base.min_tokens}",
+            param="min_tokens",
+            code="value_above_maximum",
+        )
+    return msgspec.structs.replace(base, max_tokens=room)
+
+
+class Run:
+    """A job in the engine. Use as an async context manager: leaving it aborts what still runs."""
+
+    def __init__(self, state: ServerState, job: Job) -> None:
+        self._llm: Engine = state.llm
+        self._state, self._job = state, job
+        self._live: set[str] = set()
+
+    async def __aenter__(self) -> Run:
+        self._state.in_flight += 1
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._state.in_flight -= 1
+        for request_id in list(self._live):
+            await self._llm.abort(request_id)
+
+    async def outputs(self) -> AsyncGenerator[tuple[int, Output], None]:
+        """Outputs of all prompts as they come, each with its prompt's index. Counts tokens.
+
+        Raises `ApiError` when a choice ended with an error.
+        """
+        count = len(self._job.prompts)
+        merged = self._one(0) if count == 1 else self._merged(count)
+        async with contextlib.aclosing(merged):
+            async for prompt, output in merged:
+                self._job.count(prompt, output)
+                _check_error(output)
+                yield prompt, output
+
+    async def _merged(self, count: int) -> AsyncGenerator[tuple[int, Output], None]:
+        queue: asyncio.Queue[tuple[int, Output] | BaseException | None] = asyncio.Queue()
+
+        async def pump(index: int) -> None:
+            try:
+                async with contextlib.aclosing(self._one(index)) as outputs:
+                    async for item in outputs:
+                        queue.put_nowait(item)
+                queue.put_nowait(None)
+            except Exception as error:
+                queue.put_nowait(error)
+
+        tasks = [asyncio.ensure_future(pump(index)) for index in range(count)]
+        try:
+            while count:
+                item = await queue.get()
+                if isinstance(item, BaseException):
+                    raise item
+                if item is None:
+                    count -= 1
+                else:
+                    yield item
+        finally:
+            await cancel(*tasks)
+
+    async def _one(self, index: int) -> AsyncGenerator[tuple[int, Output], None]:
+        prompt, params = self._job.prompts[index], self._job.params[index]
+        if params.max_tokens == 0:
+            yield index, await self._score(prompt, params)
+            return
+        async with contextlib.aclosing(self._stream(prompt, params)) as outputs:
+            async for output in outputs:
+                yield index, output
+
+    async def _stream(self, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[Output, None]:
+        body = self._job.body
+        request_id = self._state.engine_id(self._job.answer_id)
+        self._live.add(request_id)
+        given: dict[str, Any] = {"prompt_token_ids": prompt.token_ids}
+        if prompt.text is not None:
+            given["prompt"] = prompt.text
+        outputs = self._llm.stream(
+            given,
+            params,
+            request_id=request_id,
+            priority=body.priority,
+            user=body.user,
+            cache_salt=body.cache_salt,
+        )
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                if output.finished:
+                    self._live.discard(request_id)
+                yield output
+
+    async def _score(self, prompt: Prompt, params: SamplingParams) -> Output:
+        """No tokens are wanted: the engine computes one for the prompt's logprobs, and it is
+        dropped."""
+        blank = BlankOutput([Blank(index) for index in range(params.n)])
+        if params.prompt_logprobs is None:
+            return blank
+        one = msgspec.structs.replace(params, n=1, max_tokens=1, min_tokens=0, logprobs=None)
+        async with contextlib.aclosing(self._stream(prompt, one)) as outputs:
+            async for output in outputs:
+                _check_error(output)
+                if output.prompt_logprobs is not None:
+                    blank.prompt_logprobs = output.prompt_logprobs
+                if output.num_cached_tokens is not None:
+                    blank.num_cached_tokens = output.num_cached_tokens
+        return blank
+
+
+def _check_error(output: Output) -> None:
+    if output.error is not None or any(c.finish_reason == "error" for c in output.outputs):
+        raise ApiError(output.error or "the request failed in the engine", code="generation_failed")
+
+
+@dataclass
+class Collected:
+    """A choice put together from its deltas."""
+
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[Mapping[int, TokenLogprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def add(self, delta: Choice) -> None:
+        self.text.append(delta.text)
+        self.token_ids.extend(delta.token_ids)
+        if delta.logprobs is not None:
+            self.logprobs = [*(self.logprobs or []), *delta.logprobs]
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+
+def hides_last(body: SamplingRequest, finish: str | None, stop: int | str | None) -> bool:
+    """Whether the last token ended the answer and is not part of its text."""
+    by_token = finish == "stop" and not isinstance(stop, str)
+    return by_token and not (body.include_stop_str_in_output and stop is not None)

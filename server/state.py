@@ -1,0 +1,126 @@
+"""What the lifespan owns: the engine, its readiness, threads for text work, counters."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from octavo.core.config.models import EngineConfig
+from octavo.core.errors import EngineDeadError, OctavoError
+from octavo.core.sampling_params import SamplingParams
+from octavo.server.engine import Engine
+from octavo.server.errors import ApiError, unavailable
+from octavo.server.protocol.common import ModelCard, ModelList, shown
+
+logger = logging.getLogger("octavo.server")
+
+T = TypeVar("T")
+
+TEXT_THREADS = 4
+"""Threads that tokenize and render templates, so that a huge prompt does not hold up others."""
+
+
+class ServerState:
+    """One a server. All methods run on the event loop's thread."""
+
+    def __init__(self, llm: Engine, config: EngineConfig) -> None:
+        self.llm, self.config = llm, config
+        names = config.server.served_model_name or config.model.source or "octavo"
+        self.names: list[str] = [names] if isinstance(names, str) else list(names)
+        self.created = int(time.time())
+        self.in_flight = 0
+        self.started = asyncio.Event()
+        """Set when loading has ended, well or not."""
+        self.failure: Exception | None = None
+        self._ready = False
+        self._counter = itertools.count()
+        self._warned: set[str] = set()
+        self._threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="octavo-text")
+
+    async def start(self) -> None:
+        """Load the engine. Failure is kept in `failure`: /health then says why."""
+        try:
+            await self.llm.start()
+            self.defaults: SamplingParams = self.llm.default_sampling_params()
+            self._ready = True
+        except Exception as error:
+            self.failure = error
+            if not isinstance(error, OctavoError):
+                logger.error("the engine did not start", exc_info=error)
+        finally:
+            self.started.set()
+
+    async def stop(self) -> None:
+        """Stop the engine and the threads."""
+        try:
+            await self.llm.shutdown()
+        finally:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def require_ready(self) -> None:
+        """Raises `ApiError` 503 unless a request can be answered now."""
+        if self.failure is not None:
+            raise unavailable(f"the engine did not start: {self.failure}", "engine_dead")
+        if not self._ready:
+            raise unavailable("the engine is still loading", "engine_loading")
+        try:
+            self.llm.check_health()
+        except EngineDeadError as error:
+            raise unavailable(f"the engine has stopped: {error}", "engine_dead") from None
+
+    def model_name(self, asked: str | None) -> str:
+        """The served name for a request's `model`; 404 when there is none such."""
+        if asked is None:
+            return self.names[0]
+        if asked not in self.names:
+            served = ", ".join(map(repr, self.names))
+            raise ApiError(
+                f"the model {shown(asked)} does not exist; served here: {served}",
+                status=404,
+                param="model",
+                code="model_not_found",
+            )
+        return asked
+
+    def models(self) -> ModelList:
+        """The answer of /v1/models. max_model_len is known once the engine runs."""
+        root = self.config.model.source or self.names[0]
+        length = self.llm.max_model_len if self._ready else self.config.model.max_model_len
+        cards = [
+            ModelCard(
+                id=name,
+                object="model",
+                created=self.created,
+                owned_by="octavo",
+                root=root,
+                parent=None,
+                max_model_len=length,
+            )
+            for name in self.names
+        ]
+        return ModelList(object="list", data=cards)
+
+    def answer_id(self, prefix: str, asked: str | None) -> str:
+        """The `id` of an answer: the client's own name for the request, or a random one."""
+        return f"{prefix}-{asked or uuid.uuid4().hex}"
+
+    def engine_id(self, answer_id: str) -> str:
+        """Unique in the engine, whatever clients send as ids."""
+        return f"{answer_id}-{next(self._counter)}"
+
+    async def in_thread(self, function: Callable[[], T]) -> T:
+        """Run blocking text work off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+    def warn_ignored(self, names: Iterable[str]) -> None:
+        """Log an unknown parameter the first time that it comes."""
+        for name in names:
+            if name not in self._warned and len(self._warned) < 1000:
+                self._warned.add(name)
+                logger.warning("unknown request parameter %s is ignored", shown(name))

@@ -1,0 +1,224 @@
+"""A fake `AsyncLLM`: a tokenizer whose tokens are bytes, and answers that the prompt chooses.
+
+The last line of the prompt decides: `say:TEXT` is answered with TEXT and an end token; `slow` with
+one token every few milliseconds, for ever; `fail:N` raises after N tokens; `row-error` ends with
+finish_reason error; anything else is answered with ANSWER.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.core.contracts.tokenizer import Tokenizer
+from octavo.core.errors import EngineDeadError, RequestError
+from octavo.core.sampling_params import SamplingParams
+
+ANSWER = "Grüße 😀, ok."
+BOS, EOS, END = 256, 257, 258
+VOCAB = 259
+SPECIALS = {BOS: "<s>", EOS: "</s>", END: "<|end|>"}
+
+
+class ByteTokenizer(Tokenizer):
+    eos_token_ids = (EOS, END)
+    bos_token_id = BOS
+    vocab_size = VOCAB
+    special_ids = frozenset(SPECIALS)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [BOS] * add_special_tokens + list(text.encode())
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        kept = [t for t in token_ids if not (skip_special_tokens and t in self.special_ids)]
+        return b"".join(map(self.token_bytes, kept)).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return SPECIALS[token_id].encode() if token_id in SPECIALS else bytes([token_id])
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template: str | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        if any(message["role"] == "wizard" for message in messages):
+            raise RequestError("the template says: no wizards", param="messages")
+        lines = [f"{message['role']}\n{message['content']}" for message in messages]
+        if tools:
+            lines.insert(0, f"tools: {len(tools)}")
+        if kwargs:
+            lines.insert(0, f"kwargs: {sorted(kwargs.items())}")
+        ending = "" if continue_final_message else "\n"
+        return "\n".join(lines) + ending + ("assistant\n" if add_generation_prompt else "")
+
+
+@dataclass
+class Logprob:
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass
+class Choice:
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass
+class Output:
+    request_id: str
+    outputs: list[Choice]
+    finished: bool
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int | None = None
+    error: str | None = None
+
+
+@dataclass
+class Call:
+    """What the server asked of the engine."""
+
+    prompt: dict[str, Any]
+    params: SamplingParams
+    request_id: str
+    priority: int
+    user: str | None
+    cache_salt: str | None
+
+
+@dataclass
+class FakeAsyncLLM:
+    max_model_len: int = 256
+    start_delay: float = 0.0
+    start_error: Exception | None = None
+    vocab_size: int = VOCAB
+    tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
+    calls: list[Call] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    closed: bool = False
+    dead: str | None = None
+    tokenize_delay: float = 0.0
+
+    async def start(self) -> None:
+        await asyncio.sleep(self.start_delay)
+        if self.start_error:
+            raise self.start_error
+
+    async def shutdown(self) -> None:
+        self.closed = True
+
+    def check_health(self) -> None:
+        if self.dead:
+            raise EngineDeadError(self.dead)
+
+    def default_sampling_params(self) -> SamplingParams:
+        return SamplingParams(temperature=0.6)
+
+    async def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+    def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], **kwargs: Any
+    ) -> tuple[str, list[int]]:
+        text = self.tokenizer.chat(messages, **kwargs)
+        return text, self.tokenizer.encode(text, add_special_tokens=False)
+
+    async def stream(
+        self,
+        prompt: Any,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        user: str | None = None,
+        cache_salt: str | None = None,
+    ) -> AsyncIterator[Output]:
+        assert sampling_params is not None
+        assert request_id is not None
+        assert all(request_id != call.request_id for call in self.calls), "ids are unique"
+        params = sampling_params
+        self.calls.append(Call(prompt, params, request_id, priority, user, cache_salt))
+        ids = prompt["prompt_token_ids"]
+        line = self._command(self.tokenizer.decode(ids))
+        if line == "refuse":
+            raise RequestError("the pool is too small", param="prompt", code="capacity")
+        reply = self._reply(line)
+        streams = [_Stream(index, params) for index in range(params.n)]
+        first: Any = None
+        if params.prompt_logprobs is not None:
+            first = [None, *(logprobs(token, params.prompt_logprobs) for token in ids[1:])]
+        for step in range(params.max_tokens or 1):
+            if line == "slow":
+                await asyncio.sleep(0.005)
+            if line.startswith("fail:") and step == int(line[5:]):
+                raise RuntimeError("the engine's own trouble")
+            if line == "row-error" and step == 2:
+                choices = [Choice(s.index, "", [], finish_reason="error") for s in streams]
+                yield Output(request_id, choices, True, error="no token can be sampled")
+                return
+            token = reply[step] if step < len(reply) else EOS
+            if line == "slow":
+                token = ord("z")
+            outputs = [s.step(token) for s in streams if not s.ended]
+            finished = all(s.ended for s in streams)
+            yield Output(request_id, outputs, finished, first, num_cached_tokens=3)
+            first = None
+            if finished:
+                return
+
+    @staticmethod
+    def _command(text: str) -> str:
+        lines = [line for line in text.splitlines() if line and line != "assistant"]
+        return lines[-1] if lines else ""
+
+    @staticmethod
+    def _reply(line: str) -> list[int]:
+        text = line[4:] if line.startswith("say:") else ANSWER
+        return list(text.encode())
+
+
+class _Stream:
+    def __init__(self, index: int, params: SamplingParams) -> None:
+        self.index, self.params, self.count, self.ended = index, params, 0, False
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def step(self, token: int) -> Choice:
+        self.count += 1
+        at_end = token in (EOS, END) and not self.params.ignore_eos
+        finish = "stop" if at_end else None
+        if finish is None and self.count == self.params.max_tokens:
+            finish = "length"
+        self.ended = finish is not None
+        text = "" if token in SPECIALS else self._decoder.decode(bytes([token]), final=self.ended)
+        chosen = None
+        if self.params.logprobs is not None:
+            chosen = [logprobs(token, self.params.logprobs)]
+        return Choice(self.index, text, [token], chosen, finish)
+
+
+def logprobs(token: int, count: int) -> dict[int, Logprob]:
+    """The chosen token is the second most probable; the best one is minus infinity's opposite."""
+    entries = {token: Logprob(math.log(0.25), 2)}
+    for rank in range(1, count + 1):
+        if rank != 2:
+            other = (token + rank) % 256
+            value = math.log(0.5) if rank == 1 else -math.inf if rank > 3 else math.log(0.1)
+            entries[other] = Logprob(value, rank)
+    return entries
