@@ -1,4 +1,4 @@
-"""Read and parse a request's JSON body, refusing what is not JSON with a message that says where."""
+"""Read and parse a JSON body; what is not JSON is refused with a message that says where."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 from octavo.server.endpoint import has_news
@@ -42,14 +43,11 @@ async def render(state: ServerState, body: TemplateFields) -> Prompt:
     """The prompt that the chat template makes of a conversation."""
     arguments = body.template_arguments()
     messages = [message.for_template() for message in body.messages]
-
-    def work() -> Prompt:
-        text, token_ids = state.llm.render_chat(messages, **arguments)
-        if body.add_special_tokens:
-            token_ids = state.llm.tokenize(text, True)
-        return Prompt(token_ids, text)
-
-    return await state.in_thread(work)
+    rendered = await state.llm.render_chat(messages, **arguments)
+    text, token_ids = rendered["prompt"], rendered["prompt_token_ids"]
+    if body.add_special_tokens:
+        token_ids = await asyncio.to_thread(state.llm.inputs.encode, text)
+    return Prompt(token_ids, text)
 
 
 class ChatWriter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,16 +29,17 @@ class Completions:
     prefix = "cmpl"
 
     async def prompts(self, state: ServerState, body: CompletionRequest) -> list[Prompt]:
-        return await state.in_thread(lambda: [_prompt(state, body, p) for p in body.prompts])
+        encode = state.llm.inputs.encode
+
+        def prompt(given: str | list[int]) -> Prompt:
+            if not isinstance(given, str):
+                return Prompt(given, None)
+            return Prompt(encode(given, add_special_tokens=body.add_special_tokens), given)
+
+        return await asyncio.to_thread(lambda: [prompt(given) for given in body.prompts])
 
     def writer(self, state: ServerState, job: Job) -> CompletionWriter:
         return CompletionWriter(state, job)
-
-
-def _prompt(state: ServerState, body: CompletionRequest, given: str | list[int]) -> Prompt:
-    if isinstance(given, str):
-        return Prompt(state.llm.tokenize(given, body.add_special_tokens), given)
-    return Prompt(given, None)
 
 
 class CompletionWriter:

@@ -10,12 +10,11 @@ from typing import Generic, Protocol, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response as HTTPResponse
 
-from octavo.core.sampling_params import SamplingParams
 from octavo.server.body import read_json
 from octavo.server.disconnect import EventStream, until_gone
 from octavo.server.engine import Choice, Output
 from octavo.server.errors import from_exception
-from octavo.server.generation import Collected, Job, Prompt, Run, make_job
+from octavo.server.generation import Collected, Job, Prompt, Run
 from octavo.server.protocol.common import Response, Usage, parse
 from octavo.server.protocol.sampling import SamplingRequest
 from octavo.server.state import ServerState
@@ -71,30 +70,27 @@ class Handler(Generic[B]):
         body.check(max_n=config.max_n, max_logprobs=config.max_logprobs)
         state.require_ready()
         try:
-            params = body.sampling_params(state.defaults, state.llm.vocab_size)
-            return await self._run(request, state, body, model, params, headers)
+            job = await until_gone(request.receive, self._job(state, body, model))
+            headers["x-request-id"] = job.answer_id
+            return await self._answer(request, state, job, headers)
         except ClientDisconnect:
             raise
         except Exception as error:
             raise from_exception(error, body.renamed) from error
 
-    async def _run(
-        self,
-        request: Request,
-        state: ServerState,
-        body: B,
-        model: str,
-        params: SamplingParams,
-        headers: Mapping[str, str],
-    ) -> HTTPResponse:
-        async def start() -> Job:
-            prompts = await self._endpoint.prompts(state, body)
-            return make_job(state, body, self._endpoint.prefix, model, params, prompts)
+    async def _job(self, state: ServerState, body: B, model: str) -> Job:
+        params = body.sampling_params(state.defaults, state.llm.inputs.vocab_size)
+        prompts = await self._endpoint.prompts(state, body)
+        answer_id = state.answer_id(self._endpoint.prefix, body.request_id)
+        job = Job(body, answer_id, model)
+        job.settle(prompts, params, state.llm.max_model_len, state.llm.inputs.vocab_size)
+        return job
 
-        job = await until_gone(request.receive, start())
+    async def _answer(
+        self, request: Request, state: ServerState, job: Job, headers: Mapping[str, str]
+    ) -> HTTPResponse:
         writer = self._endpoint.writer(state, job)
-        headers = {**headers, "x-request-id": job.answer_id}
-        if not body.stream:
+        if not job.body.stream:
             answer = await until_gone(request.receive, collect(state, job, writer))
             return HTTPResponse(answer.encode(), media_type="application/json", headers=headers)
         events = stream(state, job, writer)
@@ -103,7 +99,7 @@ class Handler(Generic[B]):
         except BaseException:
             await events.aclose()
             raise
-        return EventStream(first, guarded(events, body.renamed), headers)
+        return EventStream(first, guarded(events, job.body.renamed), headers)
 
 
 async def collect(state: ServerState, job: Job, writer: Writer) -> Response:

@@ -5,11 +5,14 @@ The server depends on this much and no more; its tests run against a fake that h
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from typing import Any, Protocol
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from octavo.core.contracts.tokenizer import Tokenizer
 from octavo.core.sampling_params import SamplingParams
+
+T = TypeVar("T")
 
 
 class TokenLogprob(Protocol):
@@ -50,21 +53,30 @@ class Output(Protocol):
     def prompt_logprobs(self) -> Sequence[Mapping[int, TokenLogprob] | None] | None: ...
     @property
     def num_cached_tokens(self) -> int | None: ...
+
+
+class Inputs(Protocol):
+    """The text side's facts and blocking work: call `encode` in a thread."""
+
     @property
-    def error(self) -> str | None: ...
+    def vocab_size(self) -> int: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
 
 class Engine(Protocol):
-    """The part of `AsyncLLM` that the server calls."""
+    """The part of `AsyncLLM` that the server calls; facts are there once it has started."""
 
     @property
     def max_model_len(self) -> int: ...
     @property
-    def vocab_size(self) -> int: ...
-    @property
     def tokenizer(self) -> Tokenizer: ...
+    @property
+    def inputs(self) -> Inputs: ...
+    @property
+    def dead_reason(self) -> str | None:
+        """Why the engine answers nothing more."""
 
-    async def start(self) -> None:
+    async def start(self) -> Any:
         """Load; returns when requests can be answered."""
 
     async def shutdown(self) -> None:
@@ -74,27 +86,41 @@ class Engine(Protocol):
         self,
         prompt: Any,
         sampling_params: SamplingParams | None = None,
-        *,
         request_id: str | None = None,
+        *,
         priority: int = 0,
         user: str | None = None,
         cache_salt: str | None = None,
-    ) -> AsyncGenerator[Output, None]:
-        """Outputs with what is new since the last one. Closing it early aborts the request."""
+    ) -> AsyncIterator[Output]:
+        """Outputs with what is new since the last one. Raises `RequestError` when the request
+        fails. Closing it early aborts the request."""
 
     async def abort(self, request_id: str) -> None:
         """End a request; unknown ids are ignored."""
 
-    def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], **kwargs: Any
-    ) -> tuple[str, list[int]]:
-        """Text and token ids of a conversation. Blocks: call it in a thread."""
-
-    def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. Blocks: call it in a thread."""
-
-    def check_health(self) -> None:
-        """Raises `EngineDeadError` when the engine has stopped."""
+    async def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """`prompt` and `prompt_token_ids` of a conversation."""
 
     def default_sampling_params(self) -> SamplingParams:
         """What a request that asks for nothing gets."""
+
+
+@contextlib.asynccontextmanager
+async def closing(items: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
+    """Close an asynchronous generator when its reader leaves, as `contextlib.aclosing` does, for
+    one that is typed as an iterator."""
+    try:
+        yield items
+    finally:
+        close = getattr(items, "aclose", None)
+        if close is not None:
+            await close()

@@ -89,7 +89,7 @@ def _from_request_error(error: RequestError, renamed: Mapping[str, str]) -> ApiE
     if isinstance(error, RequestTooLong):
         code = error.code or "context_length_exceeded"
     message, param = error.message, error.param
-    if param in renamed:
+    if param is not None and param in renamed:
         message = message.replace(param, renamed[param], 1)
         param = renamed[param]
     return ApiError(message, param=param, code=code)

@@ -13,7 +13,7 @@ import msgspec
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.server.disconnect import cancel
-from octavo.server.engine import Choice, Engine, Output, TokenLogprob
+from octavo.server.engine import Choice, Engine, Output, TokenLogprob, closing
 from octavo.server.errors import ApiError
 from octavo.server.protocol.common import PromptTokensDetails, Usage
 from octavo.server.protocol.sampling import SamplingRequest
@@ -51,22 +51,43 @@ class BlankOutput:
     prompt_logprobs: Sequence[Mapping[int, TokenLogprob] | None] | None = None
     num_cached_tokens: int | None = None
     finished: bool = True
-    error: str | None = None
 
 
 @dataclass
 class Job:
-    """A checked request. params: one a prompt, max_tokens resolved (0: only score the prompt).
-    counters: token counts so far."""
+    """A checked request and its token counts so far. params: one a prompt, max_tokens resolved
+    (0: only score the prompt)."""
 
     body: SamplingRequest
     answer_id: str
     model: str
-    prompts: list[Prompt]
-    params: list[SamplingParams]
+    prompts: list[Prompt] = field(default_factory=list)
+    params: list[SamplingParams] = field(default_factory=list)
     created: int = field(default_factory=lambda: int(time.time()))
     completion_tokens: int = 0
     cached_tokens: dict[int, int] = field(default_factory=dict)
+
+    def settle(
+        self, prompts: Sequence[Prompt], base: SamplingParams, max_model_len: int, vocab_size: int
+    ) -> None:
+        """Fit prompts and limits into the context.
+
+        Raises `ApiError` 400 for a prompt that is empty, too long, or holds ids that the
+        vocabulary lacks.
+        """
+        body = self.body
+        if len(prompts) * body.num_choices > MAX_SEQUENCES:
+            raise ApiError(
+                f"{len(prompts)} prompts with n {body.num_choices}: over {MAX_SEQUENCES} choices",
+                param="n",
+                code="value_above_maximum",
+            )
+        for given in prompts:
+            prompt = _truncate(given, body, max_model_len)
+            _check_ids(prompt.token_ids, vocab_size)
+            room = _room(len(prompt.token_ids), body, max_model_len)
+            self.prompts.append(prompt)
+            self.params.append(_with_limit(base, room, body))
 
     def count(self, prompt: int, output: Output) -> None:
         """Add an output to the counts."""
@@ -76,41 +97,13 @@ class Job:
 
     def usage(self) -> Usage:
         prompt_tokens = sum(len(prompt.token_ids) for prompt in self.prompts)
+        cached = PromptTokensDetails(cached_tokens=sum(self.cached_tokens.values()))
         return Usage(
             prompt_tokens=prompt_tokens,
             completion_tokens=self.completion_tokens,
             total_tokens=prompt_tokens + self.completion_tokens,
-            prompt_tokens_details=PromptTokensDetails(
-                cached_tokens=sum(self.cached_tokens.values())
-            ),
+            prompt_tokens_details=cached,
         )
-
-
-def make_job(
-    state: ServerState,
-    body: SamplingRequest,
-    prefix: str,
-    model: str,
-    base: SamplingParams,
-    prompts: Sequence[Prompt],
-) -> Job:
-    """Settle lengths. Raises `ApiError` 400 for a prompt that is empty, too long, or holds ids
-    that the vocabulary lacks."""
-    if len(prompts) * body.num_choices > MAX_SEQUENCES:
-        raise ApiError(
-            f"{len(prompts)} prompts with n {body.num_choices} are over {MAX_SEQUENCES} choices",
-            param="n",
-            code="value_above_maximum",
-        )
-    limit = state.llm.max_model_len
-    fitted = [_truncate(prompt, body, limit) for prompt in prompts]
-    params = []
-    for prompt in fitted:
-        _check_ids(prompt.token_ids, state.llm.vocab_size)
-        room = _room(len(prompt.token_ids), body, limit)
-        params.append(_with_limit(base, room, body))
-    answer_id = state.answer_id(prefix, body.request_id)
-    return Job(body, answer_id, model, fitted, params)
 
 
 def _truncate(prompt: Prompt, body: SamplingRequest, limit: int) -> Prompt:
@@ -202,16 +195,12 @@ class Run:
             await self._llm.abort(request_id)
 
     async def outputs(self) -> AsyncGenerator[tuple[int, Output], None]:
-        """Outputs of all prompts as they come, each with its prompt's index. Counts tokens.
-
-        Raises `ApiError` when a choice ended with an error.
-        """
+        """Outputs of all prompts as they come, each with its prompt's index. Counts tokens."""
         count = len(self._job.prompts)
         merged = self._one(0) if count == 1 else self._merged(count)
         async with contextlib.aclosing(merged):
             async for prompt, output in merged:
                 self._job.count(prompt, output)
-                _check_error(output)
                 yield prompt, output
 
     async def _merged(self, count: int) -> AsyncGenerator[tuple[int, Output], None]:
@@ -263,7 +252,7 @@ class Run:
             user=body.user,
             cache_salt=body.cache_salt,
         )
-        async with contextlib.aclosing(outputs):
+        async with closing(outputs):
             async for output in outputs:
                 if output.finished:
                     self._live.discard(request_id)
@@ -278,17 +267,11 @@ class Run:
         one = msgspec.structs.replace(params, n=1, max_tokens=1, min_tokens=0, logprobs=None)
         async with contextlib.aclosing(self._stream(prompt, one)) as outputs:
             async for output in outputs:
-                _check_error(output)
                 if output.prompt_logprobs is not None:
                     blank.prompt_logprobs = output.prompt_logprobs
                 if output.num_cached_tokens is not None:
                     blank.num_cached_tokens = output.num_cached_tokens
         return blank
-
-
-def _check_error(output: Output) -> None:
-    if output.error is not None or any(c.finish_reason == "error" for c in output.outputs):
-        raise ApiError(output.error or "the request failed in the engine", code="generation_failed")
 
 
 @dataclass

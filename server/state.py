@@ -1,4 +1,4 @@
-"""What the lifespan owns: the engine, its readiness, threads for text work, counters."""
+"""What the lifespan owns: the engine, its readiness, served names, counters."""
 
 from __future__ import annotations
 
@@ -7,23 +7,16 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from collections.abc import Iterable
 
 from octavo.core.config.models import EngineConfig
-from octavo.core.errors import EngineDeadError, OctavoError
+from octavo.core.errors import OctavoError
 from octavo.core.sampling_params import SamplingParams
 from octavo.server.engine import Engine
 from octavo.server.errors import ApiError, unavailable
 from octavo.server.protocol.common import ModelCard, ModelList, shown
 
 logger = logging.getLogger("octavo.server")
-
-T = TypeVar("T")
-
-TEXT_THREADS = 4
-"""Threads that tokenize and render templates, so that a huge prompt does not hold up others."""
 
 
 class ServerState:
@@ -41,7 +34,6 @@ class ServerState:
         self._ready = False
         self._counter = itertools.count()
         self._warned: set[str] = set()
-        self._threads = ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="octavo-text")
 
     async def start(self) -> None:
         """Load the engine. Failure is kept in `failure`: /health then says why."""
@@ -57,11 +49,8 @@ class ServerState:
             self.started.set()
 
     async def stop(self) -> None:
-        """Stop the engine and the threads."""
-        try:
-            await self.llm.shutdown()
-        finally:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        """Stop the engine."""
+        await self.llm.shutdown()
 
     def require_ready(self) -> None:
         """Raises `ApiError` 503 unless a request can be answered now."""
@@ -69,10 +58,8 @@ class ServerState:
             raise unavailable(f"the engine did not start: {self.failure}", "engine_dead")
         if not self._ready:
             raise unavailable("the engine is still loading", "engine_loading")
-        try:
-            self.llm.check_health()
-        except EngineDeadError as error:
-            raise unavailable(f"the engine has stopped: {error}", "engine_dead") from None
+        if self.llm.dead_reason is not None:
+            raise unavailable(f"the engine has stopped: {self.llm.dead_reason}", "engine_dead")
 
     def model_name(self, asked: str | None) -> str:
         """The served name for a request's `model`; 404 when there is none such."""
@@ -113,10 +100,6 @@ class ServerState:
     def engine_id(self, answer_id: str) -> str:
         """Unique in the engine, whatever clients send as ids."""
         return f"{answer_id}-{next(self._counter)}"
-
-    async def in_thread(self, function: Callable[[], T]) -> T:
-        """Run blocking text work off the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
 
     def warn_ignored(self, names: Iterable[str]) -> None:
         """Log an unknown parameter the first time that it comes."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any, TypeVar
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -10,6 +13,7 @@ from octavo.server.body import read_json
 from octavo.server.chat import render
 from octavo.server.errors import ApiError, from_exception
 from octavo.server.generation import Prompt
+from octavo.server.protocol import common
 from octavo.server.protocol.common import parse, shown
 from octavo.server.protocol.tokens import (
     DetokenizeRequest,
@@ -20,6 +24,8 @@ from octavo.server.protocol.tokens import (
 )
 from octavo.server.state import ServerState
 from octavo.server.tokens import label
+
+R = TypeVar("R", bound=common.Request)
 
 
 def _state(request: Request) -> ServerState:
@@ -66,13 +72,12 @@ async def model(request: Request) -> Response:
 async def tokenize(request: Request) -> Response:
     """Token ids of a prompt or of a conversation."""
     state = _state(request)
-    config = state.config.server
-    data = await read_json(request, config.max_body_bytes)
-    cls = TokenizeChatRequest if data.get("messages") is not None else TokenizeTextRequest
-    refuse = config.unknown_parameters == "refuse"
-    body, ignored = parse(cls, data, refuse_unknown=refuse)
-    state.warn_ignored(ignored)
-    state.model_name(body.model)
+    data = await read_json(request, state.config.server.max_body_bytes)
+    body: TokenizeTextRequest | TokenizeChatRequest
+    if data.get("messages") is not None:
+        body = _parsed(state, TokenizeChatRequest, data)
+    else:
+        body = _parsed(state, TokenizeTextRequest, data)
     state.require_ready()
     try:
         prompt = await _tokens(state, body)
@@ -89,24 +94,31 @@ async def tokenize(request: Request) -> Response:
     return _json(answer.encode())
 
 
+def _parsed(state: ServerState, cls: type[R], data: dict[str, Any]) -> R:
+    """A request for a served model."""
+    refuse = state.config.server.unknown_parameters == "refuse"
+    body, ignored = parse(cls, data, refuse_unknown=refuse)
+    state.warn_ignored(ignored)
+    state.model_name(body.model)
+    return body
+
+
 async def _tokens(state: ServerState, body: TokenizeTextRequest | TokenizeChatRequest) -> Prompt:
     if isinstance(body, TokenizeChatRequest):
         return await render(state, body)
     text, special = body.prompt, body.add_special_tokens
-    return Prompt(await state.in_thread(lambda: state.llm.tokenize(text, special)), text)
+    encode = state.llm.inputs.encode
+    token_ids = await asyncio.to_thread(encode, text, add_special_tokens=special)
+    return Prompt(token_ids, text)
 
 
 async def detokenize(request: Request) -> Response:
     """Text of token ids, special tokens included."""
     state = _state(request)
-    config = state.config.server
-    data = await read_json(request, config.max_body_bytes)
-    refuse = config.unknown_parameters == "refuse"
-    body, ignored = parse(DetokenizeRequest, data, refuse_unknown=refuse)
-    state.warn_ignored(ignored)
-    state.model_name(body.model)
+    data = await read_json(request, state.config.server.max_body_bytes)
+    body = _parsed(state, DetokenizeRequest, data)
     state.require_ready()
-    top = state.llm.vocab_size - 1
+    top = state.llm.inputs.vocab_size - 1
     wrong = next((token for token in body.tokens if not 0 <= token <= top), None)
     if wrong is not None:
         raise ApiError(
@@ -115,5 +127,5 @@ async def detokenize(request: Request) -> Response:
             code="invalid_value",
         )
     tokenizer = state.llm.tokenizer
-    text = await state.in_thread(lambda: tokenizer.decode(body.tokens, skip_special_tokens=False))
+    text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
     return _json(DetokenizeResponse(prompt=text).encode())

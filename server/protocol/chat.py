@@ -149,7 +149,7 @@ class TemplateFields(Part):
             if generation is None
             else generation,
             "continue_final_message": self.continue_final_message,
-            "kwargs": self.chat_template_kwargs,
+            "chat_template_kwargs": self.chat_template_kwargs,
         }
 
 

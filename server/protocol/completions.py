@@ -83,10 +83,10 @@ def as_prompts(value: Any) -> list[str | list[int]]:
         raise ValueError(f"at most {MAX_PROMPTS} prompts are accepted, got {len(value)}")
     for index, prompt in enumerate(value):
         _check_prompt(index, prompt, type(value[0]))
-    return value
+    return list(value)
 
 
-def _check_prompt(index: int, prompt: Any, kind: type) -> None:
+def _check_prompt(index: int, prompt: Any, kind: type[Any]) -> None:
     if type(prompt) is not kind or kind not in (str, list):
         raise ValueError(f"prompt {index} must be like the first one, got {shown(prompt)}")
     if not prompt:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,8 @@ async def client_for(llm: Any, **server: Any) -> AsyncIterator[httpx.AsyncClient
 
 
 @pytest.fixture
-def fake() -> Iterator[Any]:
-    yield fake_llm.FakeAsyncLLM()
+def fake() -> Any:
+    return fake_llm.FakeAsyncLLM()
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """A fake `AsyncLLM`: a tokenizer whose tokens are bytes, and answers that the prompt chooses.
 
 The last line of the prompt decides: `say:TEXT` is answered with TEXT and an end token; `slow` with
-one token every few milliseconds, for ever; `fail:N` raises after N tokens; `row-error` ends with
-finish_reason error; anything else is answered with ANSWER.
+one token every few milliseconds, for ever; `fail:N` breaks after N tokens; `row-error` is refused
+by the engine in the third step, `refuse` before the first; anything else is answered with ANSWER.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import codecs
 import math
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.core.contracts.tokenizer import Tokenizer
-from octavo.core.errors import EngineDeadError, RequestError
+from octavo.core.errors import RequestError
 from octavo.core.sampling_params import SamplingParams
 
 ANSWER = "Grüße 😀, ok."
@@ -85,7 +86,6 @@ class Output:
     finished: bool
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     num_cached_tokens: int | None = None
-    error: str | None = None
 
 
 @dataclass
@@ -100,18 +100,27 @@ class Call:
     cache_salt: str | None
 
 
+class Inputs:
+    vocab_size = VOCAB
+    delay = 0.0
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        time.sleep(self.delay)
+        return ByteTokenizer().encode(text, add_special_tokens=add_special_tokens)
+
+
 @dataclass
 class FakeAsyncLLM:
     max_model_len: int = 256
     start_delay: float = 0.0
     start_error: Exception | None = None
-    vocab_size: int = VOCAB
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
+    inputs: Inputs = field(default_factory=Inputs)
     calls: list[Call] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
+    conversations: list[Any] = field(default_factory=list)
     closed: bool = False
-    dead: str | None = None
-    tokenize_delay: float = 0.0
+    dead_reason: str | None = None
 
     async def start(self) -> None:
         await asyncio.sleep(self.start_delay)
@@ -121,31 +130,39 @@ class FakeAsyncLLM:
     async def shutdown(self) -> None:
         self.closed = True
 
-    def check_health(self) -> None:
-        if self.dead:
-            raise EngineDeadError(self.dead)
-
     def default_sampling_params(self) -> SamplingParams:
         return SamplingParams(temperature=0.6)
 
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
 
-    def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
-    def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], **kwargs: Any
-    ) -> tuple[str, list[int]]:
-        text = self.tokenizer.chat(messages, **kwargs)
-        return text, self.tokenizer.encode(text, add_special_tokens=False)
+    async def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        self.conversations.append(messages)
+        text = self.tokenizer.chat(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            kwargs=chat_template_kwargs,
+        )
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return {"prompt": text, "prompt_token_ids": ids}
 
     async def stream(
         self,
         prompt: Any,
         sampling_params: SamplingParams | None = None,
-        *,
         request_id: str | None = None,
+        *,
         priority: int = 0,
         user: str | None = None,
         cache_salt: str | None = None,
@@ -170,9 +187,7 @@ class FakeAsyncLLM:
             if line.startswith("fail:") and step == int(line[5:]):
                 raise RuntimeError("the engine's own trouble")
             if line == "row-error" and step == 2:
-                choices = [Choice(s.index, "", [], finish_reason="error") for s in streams]
-                yield Output(request_id, choices, True, error="no token can be sampled")
-                return
+                raise RequestError("no token can be sampled")
             token = reply[step] if step < len(reply) else EOS
             if line == "slow":
                 token = ord("z")

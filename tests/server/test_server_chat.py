@@ -154,9 +154,8 @@ def test_history_with_tool_calls(connect, fake):
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "result"},
     ]
-    seen = []
-    fake.render_chat = lambda messages, **kwargs: (seen.extend(messages), ("x", [120]))[1]
     chat(connect, fake, {"messages": messages})
+    (seen,) = fake.conversations
     assert seen[1]["content"] == ""
     assert seen[1]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     assert seen[2] == {"role": "tool", "content": "result", "tool_call_id": "1"}
@@ -208,8 +207,8 @@ def test_token_ids_and_prompt_logprobs(connect, fake):
     assert len(answer["prompt_logprobs"]) == len(answer["prompt_token_ids"])
     chunks = stream(connect, type(fake)(), body)
     assert chunks[0]["prompt_token_ids"] == answer["prompt_token_ids"]
-    ids = [c["choices"][0].get("token_ids", []) for c in chunks]
-    assert sum(ids, []) == [71, 114]
+    ids = [token for c in chunks for token in c["choices"][0].get("token_ids", [])]
+    assert ids == [71, 114]
 
 
 def test_request_id_header(connect, fake):

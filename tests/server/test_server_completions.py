@@ -262,9 +262,8 @@ def test_every_parameter_reaches_the_engine(connect, fake):
 
 
 def test_null_is_the_default(connect, fake):
-    names = (
-        "temperature top_p n seed stop max_tokens logit_bias logprobs echo stream user"
-    ).split()
+    names = ["temperature", "top_p", "n", "seed", "stop", "max_tokens", "logit_bias", "logprobs"]
+    names += ["echo", "stream", "stream_options", "user"]
     body = {"prompt": "x", **dict.fromkeys(names)}
     assert complete(connect, fake, body)["choices"][0]["text"] == ANSWER
     assert fake.calls[0].params.temperature == 0.6

@@ -1,4 +1,4 @@
-"""A user's mistake is always a 4xx with OpenAI's error object, and never touches another request."""
+"""A user's mistake is always a 4xx with an error object, and never touches another request."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ def test_row_error(connect, fake):
     async def go():
         async with connect(fake) as client:
             response = await client.post(COMPLETIONS, json={"prompt": "row-error"})
-            error = check_error(response, 400, code="generation_failed")
+            error = check_error(response, 400, code="invalid_value")
             assert error["message"] == "no token can be sampled"
             await control(client)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 
 import pytest
@@ -52,7 +53,7 @@ def test_failed_start_is_told(connect, fake):
 def test_dead_engine(connect, fake):
     async def go():
         async with connect(fake) as client:
-            fake.dead = "out of memory"
+            fake.dead_reason = "out of memory"
             for response in (
                 await client.get("/health"),
                 await client.post("/v1/completions", json={"prompt": "x"}),
@@ -141,11 +142,7 @@ def test_tokenize_mistakes(connect, fake, path, body, param):
 
 
 def test_text_work_leaves_the_loop_free(connect, fake):
-    def slow_tokenize(text, add_special_tokens=True):
-        time.sleep(0.5)
-        return [1]
-
-    fake.tokenize = slow_tokenize
+    fake.inputs.delay = 0.5
 
     async def go():
         async with connect(fake) as client:
@@ -161,8 +158,6 @@ def test_text_work_leaves_the_loop_free(connect, fake):
 
 async def disconnect(app, path, body, after):
     """Call the app as a server would, and go away once `after()` says so."""
-    import json  # noqa: PLC0415
-
     sent, state = [], {"body": False}
 
     async def receive():
