@@ -8,11 +8,10 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.contracts.tokenizer import Tokenizer, TokenizerContext
-from octavo.core.errors import ConfigError, ModelNotFound
+from octavo.core.errors import ModelNotFound
 from octavo.core.text.inputs import InputProcessor
 
 if TYPE_CHECKING:
@@ -49,10 +48,6 @@ def configure(
         settings = load_config(mapping=config, flags=flags)
     else:
         settings = load_config(config, flags=flags)
-    if not settings.model.source:
-        raise ConfigError(
-            "no model was given: a folder, hub id, .gguf file or package:NAME", path="model.source"
-        )
     known = settings.plugins
     registry = Registry.discover(
         load=known.load, disable=known.disable, only=known.only, objects=plugins
@@ -65,14 +60,14 @@ def make_tokenizer(resolved: Resolved, registry: Registry) -> Tokenizer:
     folder = resolved.tokenizer_dir
     if folder is None:
         raise ModelNotFound(
-            f"model.source '{resolved.config.model.source}' has no tokenizer: set model.tokenizer"
+            f"'{resolved.config.model.source}' comes without tokenizer files: set model.tokenizer"
         )
     context = TokenizerContext(
         folder=folder,
         config=resolved.model_config,
         generation_config=resolved.generation_config,
         trust_remote_code=resolved.config.model.trust_remote_code,
-        chat_template=_chat_template(resolved.config.model.chat_template),
+        chat_template=resolved.chat_template,
     )
     tokenizer = registry.create(resolved.selections["tokenizer"], context)
     assert isinstance(tokenizer, Tokenizer)
@@ -81,13 +76,15 @@ def make_tokenizer(resolved: Resolved, registry: Registry) -> Tokenizer:
 
 def make_inputs(resolved: Resolved, tokenizer: Tokenizer) -> InputProcessor:
     """The input processor for a resolved model."""
+    from octavo.core.config.model_facts import text_config
+
     settings = resolved.config.model
     assert settings.max_model_len is not None, "resolve settles max_model_len"
     use_defaults = settings.generation_config == "auto"
     return InputProcessor(
         tokenizer,
         max_model_len=settings.max_model_len,
-        vocab_size=resolved.model_config.get("vocab_size"),
+        vocab_size=text_config(resolved.model_config).get("vocab_size"),
         seed_source=seed_source(settings.seed),
         generation_config=resolved.generation_config if use_defaults else None,
     )
@@ -111,16 +108,3 @@ def seed_source(seed: int | None) -> Callable[[], int] | None:
 
     arrivals = itertools.count()
     return lambda: derive_seed(seed, next(arrivals))
-
-
-def _chat_template(value: str | None) -> str | None:
-    """A template's text: the value itself, or the content of the file that it names."""
-    if value is None or "{" in value or "\n" in value:
-        return value
-    try:
-        return Path(value).expanduser().read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"expected a template or the path of a readable file, got '{value}' ({error.strerror})",
-            path="model.chat_template",
-        ) from None

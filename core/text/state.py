@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Literal
 
 from octavo.core.messages import Logprobs
@@ -223,6 +224,11 @@ class _Snapshot(CompletionOutput):
         self.stop_reason = choice.stop_reason
         self._parts = choice.parts()
         self._ends = (len(self._parts[0]), len(self._parts[1]))
+
+    def __reduce__(self) -> tuple[type[CompletionOutput], tuple[object, ...]]:
+        """Copied and pickled as what it stands for."""
+        names = [each.name for each in fields(CompletionOutput)]
+        return CompletionOutput, tuple(getattr(self, name) for name in names)
 
     def __getattr__(self, name: str) -> object:
         # Reached only while the slot of that name is empty.
