@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
 from octavo.core.contracts.provider import Provider, hookspec
 from octavo.core.sampling_params import SamplingParams
 

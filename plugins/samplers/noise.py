@@ -16,7 +16,7 @@ from octavo.core import random
 _LOW = 0xFFFFFFFF
 _ELEMENTS = 2**24
 _ELEMENTS_CPU = 2**20
-_BLOCKS_CPU = 2**14
+_BLOCKS_CPU = 2**13
 # A token further below the maximum than this cannot win, whatever the two draw; and what rounding
 # of the sums to float32 may add, relative to the maximum.
 _REACH = random.GUMBEL_MAX - random.GUMBEL_MIN + 0.01

@@ -38,6 +38,7 @@ from octavo.plugins.samplers.selection import (
 )
 
 _NARROW = 1024
+_FOUR = 4  # tokens of a block whose noise costs as much as that of one candidate
 _LARGEST = torch.finfo(torch.float32).max
 _LOGPROB_ELEMENTS = 2**24
 
@@ -131,8 +132,13 @@ class _Rows:
             wide = (~complete).nonzero().squeeze(1) if narrowed else None
         if self.any_min_p:
             keep &= values >= min_p_floor(top, self.min_p)
-        score = (values + noise_at(self.keys, token_ids)).masked_fill_(~keep, -torch.inf)
-        chosen = _lowest_best(score, token_ids)
+        values.masked_fill_(~keep, -torch.inf)
+        if width * _FOUR > self.scaled.shape[1]:
+            chosen = draw_all(
+                torch.full_like(self.scaled, -torch.inf).scatter_(1, token_ids, values), self.keys
+            )
+        else:
+            chosen = _lowest_best(values + noise_at(self.keys, token_ids), token_ids)
         if wide is not None and len(wide):
             chosen[wide] = self._subset(wide).draw_of_top(self.scaled.shape[1])
         return chosen

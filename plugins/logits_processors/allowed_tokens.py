@@ -1,0 +1,50 @@
+"""Processor `allowed_tokens`: with `allowed_token_ids`, nothing else may be sampled."""
+
+from __future__ import annotations
+
+import torch
+
+from octavo.core.contracts import NoOptions
+from octavo.core.contracts.logits_processor import (
+    AttachedRequest,
+    DeviceLogitsProcessor,
+    LogitsProcessorContext,
+)
+from octavo.plugins.logits_processors.slots import SlotRows, Slots, token_array
+
+
+class AllowedTokensProcessor(DeviceLogitsProcessor):
+    """Masks every other token with -inf. Keeps bool[V] for each attached slot."""
+
+    def __init__(self, options: NoOptions, context: LogitsProcessorContext) -> None:
+        self._device = context.device or torch.device("cpu")
+        self._rows = SlotRows(context.max_num_seqs)
+        self._forbidden = torch.ones(0, context.vocab_size, dtype=torch.bool, device=self._device)
+
+    def attach(self, request: AttachedRequest) -> bool:
+        allowed = request.params.allowed_token_ids
+        if allowed is None:
+            return False
+        vocab_size = self._forbidden.shape[1]
+        tokens = torch.from_numpy(token_array("allowed_token_ids", allowed, vocab_size))
+        row = self._rows.take(request.slot)
+        if self._rows.capacity > len(self._forbidden):
+            more = self._forbidden.new_ones(self._rows.capacity - len(self._forbidden), vocab_size)
+            self._forbidden = torch.cat([self._forbidden, more])
+        self._forbidden[row] = True
+        self._forbidden[row, tokens.to(self._device)] = False
+        return True
+
+    def apply(self, logits: torch.Tensor, slots: Slots, rows: Slots) -> None:
+        forbidden = self._forbidden[torch.from_numpy(self._rows.of(slots)).to(self._device)]
+        if len(rows) == len(logits):
+            order = rows.argsort()
+            if (order != range(len(rows))).any():
+                forbidden = forbidden[torch.from_numpy(order).to(self._device)]
+            logits.masked_fill_(forbidden, -torch.inf)
+        else:
+            index = torch.from_numpy(rows).to(self._device)
+            logits[index] = logits[index].masked_fill_(forbidden, -torch.inf)
+
+    def detach(self, slot: int) -> None:
+        self._rows.drop(slot)
