@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.core import envvars
+from octavo.core.availability import availability
 from octavo.core.config import model_facts
 from octavo.core.config.models import AUTO, Choice, EngineConfig
 from octavo.core.config.origin import Path as KeyPath
@@ -295,11 +296,26 @@ class _Resolver:
         self._settled[path] = Choice(name=selection.name, options=(choice or given).options)
         return selection
 
+    def _standing(self, kind: str, named: set[str]) -> list[Choice]:
+        """Implementations of a list kind that are in use without being named."""
+        ctx = ProbeContext(self._out.platform, self._facts)
+        entries = [
+            entry
+            for name, entry in self._registry.providers(kind).items()
+            if entry.provider.rank > 0 and name not in named and availability(entry, ctx)
+        ]
+        entries.sort(key=lambda entry: (-entry.provider.rank, entry.name))
+        return [Choice(name=entry.name) for entry in entries]
+
     def _select_list(self, kind: str) -> None:
-        """Those that are named, in order, then those that the user handed over."""
+        """Those that every engine has (available, rank > 0, highest first), then those that are
+        named, in order, then those that the user handed over."""
         key = LISTS[kind]
-        choices: list[Choice] = list(getattr(self._given, key))
-        named = {choice.name for choice in choices}
+        given_choices: list[Choice] = list(getattr(self._given, key))
+        named = {choice.name for choice in given_choices}
+        standing = self._standing(kind, named)
+        choices = [*standing, *given_choices]
+        named |= {choice.name for choice in standing}
         for entry in self._registry.preferred(kind):
             if entry.name not in named:
                 choices.append(Choice(name=entry.name))
