@@ -80,7 +80,12 @@ def test_chunk_sizes(make_engine, prompts, reference, chunk, executor):
 
 
 def test_without_chunked_prefill(make_engine, prompts, reference):
-    engine = make_engine({"scheduler": {"chunked_prefill": False, "max_num_batched_tokens": 90}})
+    engine = make_engine(
+        {
+            "model": {"max_model_len": 90},
+            "scheduler": {"chunked_prefill": False, "max_num_batched_tokens": 90},
+        }
+    )
     assert run(engine, greedy(prompts)) == reference
 
 
