@@ -1,0 +1,97 @@
+"""Tokenizer `fast`: tokenizer.json through the `tokenizers` library. No torch, no transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from octavo.core.contracts import NoOptions
+from octavo.core.contracts.tokenizer import Tokenizer, TokenizerContext
+from octavo.core.errors import ModelError, RequestError
+from octavo.models.tokenizers.chat import ChatTemplates
+from octavo.models.tokenizers.files import (
+    DEFAULT_TEMPLATE,
+    TOKENIZER_JSON,
+    begin_token,
+    chat_templates,
+    end_tokens,
+    given_template,
+    special_tokens,
+)
+from octavo.models.tokenizers.pieces import alphabet, piece_bytes
+
+
+class FastTokenizer(Tokenizer):
+    """The backend is never changed after `__init__`, so that threads may share it. Decoding does
+    not tidy spaces before punctuation (`clean_up_tokenization_spaces`), which would make a text
+    depend on what follows it."""
+
+    def __init__(self, options: NoOptions, context: TokenizerContext) -> None:
+        file = context.folder / TOKENIZER_JSON
+        try:
+            text = file.read_text(encoding="utf-8")
+            self._backend = Backend.from_str(text)
+            decoder = json.loads(text).get("decoder")
+        except Exception as error:  # the library raises bare Exception
+            raise ModelError(f"{file}: cannot be read as a tokenizer: {error}") from error
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        tokens = special_tokens(context.folder)
+        templates = chat_templates(context.folder)
+        if context.chat_template is not None:
+            templates = {DEFAULT_TEMPLATE: given_template(context.chat_template)}
+        self._chat = ChatTemplates(templates, tokens)
+        self._alphabet = alphabet(decoder)
+        self._added = self._backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in self._added.items() if token.special)
+        self.vocab_size = max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
+        self.eos_token_ids = end_tokens(context, tokens, self._backend.token_to_id)
+        self.bos_token_id = begin_token(context, tokens, self._backend.token_to_id)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        check_text(text)
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if token_id in self._added:
+            return str(self._added[token_id].content).encode()
+        piece = self._backend.id_to_token(token_id)
+        return b"" if piece is None else piece_bytes(piece, self._alphabet)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template: str | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        return self._chat.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template=template,
+            kwargs=kwargs,
+        )
+
+
+def check_text(text: str) -> None:
+    """`RequestError` for half a surrogate pair, which JSON can carry and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"the text has a lone surrogate U+{ord(text[error.start]):04X} at character "
+            f"{error.start}; expected valid Unicode",
+            param="prompt",
+        ) from error
