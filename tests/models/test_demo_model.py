@@ -23,8 +23,8 @@ TEXTS = [
     "What is the capital of France? Answer briefly.",
     "don't I'll we've THEY'RE it's",
     "1234567890 3.14159 1,000,000 ½ ² Ⅷ ٣",
-    "Grüße aus München, naïve café, Ελληνικά, русский, עברית, العربية, 中文字符, 日本語, 한국어, ไทย",
-    "emoji 😀 👩‍👩‍👧‍👦 🇫🇷 👍🏽 e\u0301 \u200b \ufeff",
+    "Grüße aus München, naïve café, Ελληνικά, русский, עברית, العربية, 中文字符, 日本語, 한국어",
+    "ไทย emoji 😀 👩‍👩‍👧‍👦 🇫🇷 👍🏽 e\u0301 \u200b \ufeff",
     "def f(x):\n\tif x:\n        return {'a': [1, 2]}  # note\n\n\n    pass\r\n",
     "a  b   c    d\t\te\n\n\n\nf \n g\u00a0h\u3000i",
     "<|im_start|>user\nspecial<|im_end|> <|endoftext|><|im_end",
@@ -157,9 +157,8 @@ context = WeightSourceContext({demo_model!r}, None, None, Path({str(tmp_path)!r}
 source = Dummy(DummyOptions(), context)
 from octavo.models.families.config import decoder_config
 decoder_config(source.config())
-tokenizer = FastTokenizer(
-    NoOptions(), TokenizerContext(source.tokenizer_dir(), source.config(), source.generation_config())
-)
+context = TokenizerContext(source.tokenizer_dir(), source.config(), source.generation_config())
+tokenizer = FastTokenizer(NoOptions(), context)
 assert tokenizer.encode(tokenizer.chat([{{"role": "user", "content": "Hi"}}]))
 print(*(name for name in ("torch", "transformers") if name in sys.modules))
 """
