@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
@@ -24,18 +24,29 @@ from octavo.server.guard import Guard
 from octavo.server.state import ServerState
 
 
-def create_app(llm: Engine, config: EngineConfig) -> Starlette:
+def create_app(
+    llm: Engine,
+    config: EngineConfig,
+    *,
+    on_loaded: Callable[[ServerState], None] | None = None,
+) -> Starlette:
     """The application over an engine that has not been started: the lifespan starts it in the
     background (until then /health answers 503) and shuts it down.
 
-    `app.state.server` is the `ServerState`; its `started` tells when loading has ended.
+    `app.state.server` is the `ServerState`. on_loaded is called when loading has ended, well or not
+    (`ServerState.failure`).
     """
+
+    async def load(state: ServerState) -> None:
+        await state.start()
+        if on_loaded is not None:
+            on_loaded(state)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         state = ServerState(llm, config)
         app.state.server = state
-        loading = asyncio.create_task(state.start())
+        loading = asyncio.create_task(load(state))
         try:
             yield
         finally:

@@ -14,7 +14,7 @@ import msgspec
 from octavo.core.sampling_params import SamplingParams
 from octavo.server.disconnect import cancel
 from octavo.server.engine import Choice, Engine, Output, TokenLogprob, closing
-from octavo.server.errors import ApiError
+from octavo.server.errors import ApiError, unavailable
 from octavo.server.protocol.common import PromptTokensDetails, Usage
 from octavo.server.protocol.sampling import SamplingRequest
 from octavo.server.state import ServerState
@@ -183,7 +183,7 @@ class Run:
     def __init__(self, state: ServerState, job: Job) -> None:
         self._llm: Engine = state.llm
         self._state, self._job = state, job
-        self._live: set[str] = set()
+        self._mine: set[str] = set()
 
     async def __aenter__(self) -> Run:
         self._state.in_flight += 1
@@ -191,8 +191,13 @@ class Run:
 
     async def __aexit__(self, *_: object) -> None:
         self._state.in_flight -= 1
-        for request_id in list(self._live):
+        for request_id in list(self._mine):
+            self._done(request_id)
             await self._llm.abort(request_id)
+
+    def _done(self, request_id: str) -> None:
+        self._mine.discard(request_id)
+        self._state.live.discard(request_id)
 
     async def outputs(self) -> AsyncGenerator[tuple[int, Output], None]:
         """Outputs of all prompts as they come, each with its prompt's index. Counts tokens."""
@@ -240,7 +245,8 @@ class Run:
     async def _stream(self, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[Output, None]:
         body = self._job.body
         request_id = self._state.engine_id(self._job.answer_id)
-        self._live.add(request_id)
+        self._mine.add(request_id)
+        self._state.live.add(request_id)
         given: dict[str, Any] = {"prompt_token_ids": prompt.token_ids}
         if prompt.text is not None:
             given["prompt"] = prompt.text
@@ -255,8 +261,14 @@ class Run:
         async with closing(outputs):
             async for output in outputs:
                 if output.finished:
-                    self._live.discard(request_id)
+                    self._done(request_id)
+                    self._check_interrupted(output)
                 yield output
+
+    def _check_interrupted(self, output: Output) -> None:
+        aborted = any(choice.finish_reason == "abort" for choice in output.outputs)
+        if aborted and self._state.draining:
+            raise unavailable("the server is stopping; the answer is incomplete", "server_stopping")
 
     async def _score(self, prompt: Prompt, params: SamplingParams) -> Output:
         """No tokens are wanted: the engine computes one for the prompt's logprobs, and it is

@@ -18,6 +18,9 @@ from octavo.server.protocol.common import ModelCard, ModelList, shown
 
 logger = logging.getLogger("octavo.server")
 
+STOP_S = 10
+"""Seconds that the engine gets to stop."""
+
 
 class ServerState:
     """One a server. All methods run on the event loop's thread."""
@@ -28,6 +31,13 @@ class ServerState:
         self.names: list[str] = [names] if isinstance(names, str) else list(names)
         self.created = int(time.time())
         self.in_flight = 0
+        """Generations under way."""
+        self.live: set[str] = set()
+        """Their ids in the engine."""
+        self.draining = False
+        """Whether the server is stopping: what runs may finish, nothing new begins."""
+        self.clean = True
+        """Whether the engine stopped in time."""
         self.started = asyncio.Event()
         """Set when loading has ended, well or not."""
         self.failure: Exception | None = None
@@ -49,11 +59,22 @@ class ServerState:
             self.started.set()
 
     async def stop(self) -> None:
-        """Stop the engine."""
-        await self.llm.shutdown()
+        """Stop the engine. One that does not stop in time (it is loading, or hangs) is left."""
+        try:
+            await asyncio.wait_for(self.llm.shutdown(), STOP_S)
+        except TimeoutError:
+            self.clean = False
+            logger.warning("the engine did not stop within %g s", STOP_S)
+
+    async def interrupt(self) -> None:
+        """Abort what still runs, while draining: its readers get an error."""
+        for request_id in list(self.live):
+            await self.llm.abort(request_id)
 
     def require_ready(self) -> None:
         """Raises `ApiError` 503 unless a request can be answered now."""
+        if self.draining:
+            raise unavailable("the server is stopping", "server_stopping")
         if self.failure is not None:
             raise unavailable(f"the engine did not start: {self.failure}", "engine_dead")
         if not self._ready:

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
 import sys
-from collections.abc import AsyncIterator
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
 from octavo.core.config.models import EngineConfig
 from octavo.server.app import create_app
@@ -56,3 +61,28 @@ def connect() -> Any:
 def fakes() -> Any:
     """The module with the fake."""
     return fake_llm
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Any]:
+    """A real HTTP server over a fake engine: `.url`, `.llm`."""
+    llm = fake_llm.FakeAsyncLLM(max_model_len=4096)
+    sock = socket.create_server(("127.0.0.1", 0))
+    settings = uvicorn.Config(
+        create_app(llm, config()), log_config=None, lifespan="on", timeout_graceful_shutdown=5
+    )
+    server = uvicorn.Server(settings)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
+    thread.start()
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    try:
+        deadline = time.monotonic() + 20
+        while not server.started:
+            assert time.monotonic() < deadline, "the server did not start"
+            time.sleep(0.01)
+        yield SimpleNamespace(url=url, llm=llm)
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        sock.close()
+        assert not thread.is_alive()

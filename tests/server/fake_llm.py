@@ -184,6 +184,10 @@ class FakeAsyncLLM:
         for step in range(params.max_tokens or 1):
             if line == "slow":
                 await asyncio.sleep(0.005)
+            if request_id in self.aborted:
+                choices = [Choice(s.index, "", [], finish_reason="abort") for s in streams]
+                yield Output(request_id, choices, True)
+                return
             if line.startswith("fail:") and step == int(line[5:]):
                 raise RuntimeError("the engine's own trouble")
             if line == "row-error" and step == 2:

@@ -1,0 +1,196 @@
+"""Binding, readiness, signals and exit statuses: `serve` as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from octavo.core.config.models import ServerConfig
+from octavo.server.serve import address_of, bind, bind_problem
+
+PROGRAM = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("octavo_test_fake_llm", sys.argv[1])
+fake = importlib.util.module_from_spec(spec)
+sys.modules["octavo_test_fake_llm"] = fake
+spec.loader.exec_module(fake)
+from octavo.core.config.models import EngineConfig
+from octavo.core.errors import ModelNotFound
+from octavo.server import serve
+options = {options}
+config = EngineConfig.model_validate({{"server": {{"port": 0, **options["server"]}}}})
+llm = fake.FakeAsyncLLM(max_model_len=100000, start_delay=options["start_delay"])
+if options["fail"]:
+    llm.start_error = ModelNotFound("no model at /nowhere")
+with serve.bind(config.server) as sock:
+    sys.exit(serve.serve(llm, config, sock))
+"""
+
+
+class Process:
+    """A server process; its output lines as they come."""
+
+    def __init__(self, **options) -> None:
+        options = {"server": {}, "start_delay": 0.0, "fail": False} | options
+        program = PROGRAM.format(options=options)
+        fake = Path(__file__).parent / "fake_llm.py"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program, str(fake)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+
+    def wait_line(self, pattern: str) -> re.Match[str]:
+        deadline = time.monotonic() + 30
+        while True:
+            for line in list(self.lines):
+                if match := re.search(pattern, line):
+                    return match
+            assert time.monotonic() < deadline, self.lines
+            assert self._reader.is_alive() or self.lines, self.lines
+            time.sleep(0.01)
+
+    def ended(self) -> int:
+        status = self.process.wait(30)
+        self._reader.join(10)
+        return status
+
+
+@contextmanager
+def serving(**options):
+    server = Process(**options)
+    try:
+        yield server
+    finally:
+        server.process.kill()
+        server.ended()
+        server.process.stdout.close()
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_start_serve_stop(stop):
+    with serving() as server:
+        url = server.wait_line(r"^Octavo is ready on (http://127.0.0.1:\d+)$")[1]
+        assert httpx.get(f"{url}/health").status_code == 200
+        answer = httpx.post(f"{url}/v1/completions", json={"prompt": "say:x"}).json()
+        assert answer["choices"][0]["text"] == "x"
+        server.process.send_signal(stop)
+        assert server.ended() == 0
+        assert server.lines[-1] == "stopped"
+        assert not any("Traceback" in line for line in server.lines)
+
+
+def test_health_is_503_while_the_engine_loads():
+    with serving(start_delay=30.0) as server:
+        url = server.wait_line(r"^listening on (http://127.0.0.1:\d+)")[1]
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                response = httpx.get(f"{url}/health")
+                break
+            except httpx.ConnectError:
+                assert time.monotonic() < deadline
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "engine_loading"
+        server.process.send_signal(signal.SIGTERM)
+        assert server.ended() == 0, "also while it loads"
+
+
+def test_engine_that_does_not_start():
+    with serving(fail=True) as server:
+        assert server.ended() == 1
+        errors = [line for line in server.lines if "error" in line]
+        assert errors == ["error: the engine did not start: no model at /nowhere"]
+
+
+def test_running_requests_finish_before_the_end():
+    with serving(server={"shutdown_timeout_s": 20}) as server:
+        url = server.wait_line(r"ready on (\S+)$")[1]
+        body = {"prompt": "slow", "stream": True, "max_tokens": 60}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            server.wait_line("1 requests may finish")
+            for path in ("/health", "/v1/completions"):
+                late = httpx.request("GET" if path == "/health" else "POST", url + path, json=body)
+                assert late.status_code == 503
+                assert late.json()["error"]["code"] == "server_stopping"
+                assert late.headers["retry-after"]
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert server.ended() == 0
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_requests_that_take_too_long_are_told(streaming):
+    with serving(server={"shutdown_timeout_s": 0.2}) as server:
+        url = server.wait_line(r"ready on (\S+)$")[1]
+        body = {"prompt": "slow", "stream": streaming, "max_tokens": 90000}
+        threading.Timer(0.5, server.process.send_signal, [signal.SIGTERM]).start()
+        response = httpx.post(f"{url}/v1/completions", json=body, timeout=20)
+        if streaming:
+            last = response.text.strip().split("\n\n")[-1]
+            error = json.loads(last.removeprefix("data: "))["error"]
+        else:
+            assert response.status_code == 503
+            error = response.json()["error"]
+        assert error["code"] == "server_stopping"
+        assert server.ended() == 0
+
+
+def test_bind_picks_a_free_port_and_explains_a_taken_one():
+    with bind(ServerConfig(port=0)) as sock:
+        port = sock.getsockname()[1]
+        assert port > 0
+        assert address_of(sock) == f"http://127.0.0.1:{port}"
+        sock.listen()
+        config = ServerConfig(port=port)
+        with pytest.raises(OSError) as taken:  # noqa: PT011
+            bind(config)
+        assert "--port" in bind_problem(taken.value, config)
+        assert str(port) in bind_problem(taken.value, config)
+
+
+def test_unknown_host_is_explained(monkeypatch):
+    config = ServerConfig(host="no.such.host.invalid")
+
+    def fail(*args, **kwargs):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    with pytest.raises(socket.gaierror) as error:
+        bind(config)
+    assert "no.such.host.invalid" in bind_problem(error.value, config)
+
+
+def test_ipv6_address():
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    try:
+        sock = bind(ServerConfig(host="::1", port=0))
+    except OSError:
+        pytest.skip("no IPv6 here")
+    with sock:
+        assert address_of(sock) == f"http://[::1]:{sock.getsockname()[1]}"
