@@ -113,7 +113,9 @@ class AsyncLLM:
     async def _start(self) -> None:
         client, inputs = await self._in_pool(self._parts)
         self._client, self._inputs = client, inputs
-        self._processor = OutputProcessor(TokenTable(inputs.tokenizer))
+        table = TokenTable(inputs.tokenizer)
+        await self._in_pool(lambda: table.joins_bytes)  # takes some milliseconds, once
+        self._processor = OutputProcessor(table)
         await client.start(self._on_outputs, self._on_death)
         self._ready = True
 
@@ -124,9 +126,12 @@ class AsyncLLM:
         if self._starting is not None and not self._starting.done():
             self._starting.cancel()
             await asyncio.wait([self._starting])
-        if self._client is not None:
-            await self._in_pool(self._client.close)
+        await asyncio.to_thread(self._stop)
         self._on_death("the engine was closed")
+
+    def _stop(self) -> None:
+        if self._client is not None:
+            self._client.close()
         self._pool.shutdown(wait=True)
 
     async def __aenter__(self) -> Self:
