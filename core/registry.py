@@ -203,10 +203,9 @@ class Registry:
         configuration, for messages; the path defaults to the kind's own.
         """
         ctx = ctx or ProbeContext()
-        path = (
-            path if path is not None else tuple(KINDS[self._kind_name(kind)].config_path.split("."))
-        )
-        if choice.name == "auto" or (not explicit and self.preferred(kind)):
+        path = path if path is not None else _default_path(self._kind_name(kind))
+        gives_way = not explicit and any(availability(e, ctx) for e in self.preferred(kind))
+        if choice.name == "auto" or gives_way:
             entry, reason, rejected = self._auto(kind, choice, ctx, path)
         else:
             entry, rejected = self._named(kind, choice.name, ctx, path, origin), []
@@ -214,16 +213,25 @@ class Registry:
         options = validate_options(entry, choice.options, path, origin)
         return Selection(kind, entry.name, options, entry, reason, tuple(rejected))
 
+    def check(
+        self,
+        kind: str,
+        choice: Choice,
+        *,
+        path: Path | None = None,
+        origin: Origin | None = None,
+    ) -> None:
+        """Raise as `select` does for a name that is unknown or ambiguous and for options that do
+        not validate; whether the implementation can be used here is not asked."""
+        path = path if path is not None else _default_path(self._kind_name(kind))
+        if choice.name != "auto":
+            entry = self._known(kind, choice.name, path, origin)
+            validate_options(entry, choice.options, path, origin)
+
     def _named(
         self, kind: str, name: str, ctx: ProbeContext, path: Path, origin: Origin | None
     ) -> Registered:
-        entry = self.providers(kind).get(name)
-        if entry is None:
-            raise self._unknown(kind, name, place(path, origin))
-        self._refuse_conflict(entry)
-        problem = version_problem(entry, KINDS[kind])
-        if problem:
-            raise ContractError(problem, kind=kind, name=name, distribution=entry.distribution)
+        entry = self._known(kind, name, path, origin)
         answer = availability(entry, ctx)
         if not answer:
             raise PluginUnavailable(
@@ -232,6 +240,17 @@ class Registry:
                 name=name,
                 distribution=entry.distribution,
             )
+        return entry
+
+    def _known(self, kind: str, name: str, path: Path, origin: Origin | None) -> Registered:
+        """The one implementation of this name, written for our contract version."""
+        entry = self.providers(kind).get(name)
+        if entry is None:
+            raise self._unknown(kind, name, place(path, origin))
+        self._refuse_conflict(entry)
+        problem = version_problem(entry, KINDS[kind])
+        if problem:
+            raise ContractError(problem, kind=kind, name=name, distribution=entry.distribution)
         return entry
 
     def _refuse_conflict(self, entry: Registered) -> None:
@@ -392,6 +411,10 @@ class Registry:
         if isinstance(factory, type):
             check_class(factory, kind, entry)
         return factory
+
+
+def _default_path(kind: str) -> Path:
+    return tuple(KINDS[kind].config_path.split("."))
 
 
 def _related(source: Source, name: str) -> bool:

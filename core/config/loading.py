@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from octavo.core.config.keywords import KEYWORDS
 from octavo.core.config.models import Choice, EngineConfig
 from octavo.core.config.origin import Origin, Path, dotted
 from octavo.core.config.validation import model_at, problems, show
@@ -42,8 +43,14 @@ def load_config(
     for key, text in _ordered(overrides):
         _set(data, key, parse_value(text, "--set"), origin, "--set")
     for name, value in (flags or {}).items():
-        _set(data, _split(name, name), value, origin, None)
+        _set(data, _split(name, name), value, origin, _argument(name))
     return _validate(data, origin)
+
+
+def _argument(path: str) -> str:
+    """How messages call what came as a flag or keyword: by vLLM's name where it has one."""
+    names = [name for name, keyword in KEYWORDS.items() if keyword.path == path]
+    return f"argument {names[0]}" if names else "argument"
 
 
 def _validate(data: dict[str, Any], origin: Origin) -> EngineConfig:
@@ -123,7 +130,7 @@ def _is_choice(path: Path) -> bool:
     return isinstance(path[-1], int) or (field is not None and field.annotation is Choice)
 
 
-def _set(data: dict[str, Any], path: Path, value: Any, origin: Origin, source: str | None) -> None:
+def _set(data: dict[str, Any], path: Path, value: Any, origin: Origin, source: str) -> None:
     """Put one value at a path, making what is above it. A choice may be a bare name so far: it
     becomes a mapping when an option is set, and loses the old options when its name changes."""
     here: Any = data
@@ -147,10 +154,10 @@ def _set(data: dict[str, Any], path: Path, value: Any, origin: Origin, source: s
     if last == "name" and _is_choice(path[:-1]) and here.get("name") != value:
         here.clear()
     here[last] = value
-    origin.record(path, source or "command line")
+    origin.record(path, source)
 
 
-def _child(here: Any, part: str | int, path: Path, source: str | None) -> Any:
+def _child(here: Any, part: str | int, path: Path, source: str) -> Any:
     """What lies at `part`; None when nothing does."""
     if isinstance(here, list):
         if not isinstance(part, int) or part >= len(here):

@@ -41,8 +41,8 @@ class Resolved:
     selections: by kind, but for kinds that are lists. reasons: dotted YAML key to why it is so.
     model_config: config.json with `hf_overrides`. generation_config: the model's, empty when it has
     none; whether its sampling defaults apply says `config.model.generation_config`.
-    tokenizer_dir: None when there are no tokenizer files. chat_template: the text that replaces the
-    model's own. Without a model (see `resolve`) weight_source is None and the mappings are empty.
+    tokenizer_dir: None when there are no tokenizer files. Without a model (see `resolve`)
+    weight_source is None and the mappings are empty.
     """
 
     config: EngineConfig
@@ -54,7 +54,6 @@ class Resolved:
     generation_config: dict[str, Any] = field(default_factory=dict)
     weight_source: WeightSource | None = None
     tokenizer_dir: Path | None = None
-    chat_template: str | None = None
     reasons: dict[str, str] = field(default_factory=dict)
 
 
@@ -71,6 +70,19 @@ def resolve(config: EngineConfig, registry: Registry, *, need_model: bool = True
             path="model.source",
         )
     return _Resolver(config, registry).run()
+
+
+def check_choices(config: EngineConfig, registry: Registry) -> None:
+    """Raise for an implementation that is named and unknown, or whose options do not validate.
+    Whether it can be used here is not asked."""
+    for kind in KINDS.values():
+        section, _, name = kind.config_path.partition(".")
+        value = getattr(config, section)
+        if not name:
+            for index, choice in enumerate(value):
+                registry.check(kind.name, choice, path=(section, index), origin=config.origin)
+        elif name in value.model_fields_set:
+            registry.check(kind.name, getattr(value, name), origin=config.origin)
 
 
 class _Resolver:
@@ -124,7 +136,6 @@ class _Resolver:
             "quantization": model_facts.quantization_method(config),
         }
         self._facts = {key: value for key, value in self._facts.items() if value is not None}
-        self._out.chat_template = _chat_template(model.chat_template)
 
     def _weight_source(self, source: str, selection: Selection) -> WeightSource:
         model = self._given.model
@@ -354,16 +365,3 @@ def _updated(config: EngineConfig, settled: Mapping[str, Any]) -> EngineConfig:
     for section, values in sections.items():
         top[section] = getattr(config, section).model_copy(update=values)
     return config.model_copy(update=top)
-
-
-def _chat_template(given: str | None) -> str | None:
-    """`model.chat_template`: a text that is a template, or the path of a file."""
-    if given is None or "{" in given or "\n" in given:
-        return given
-    try:
-        return Path(given).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(
-            f"expected a template or a readable file, got '{given}': {exc}",
-            path="model.chat_template",
-        ) from None

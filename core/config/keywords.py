@@ -1,0 +1,193 @@
+"""vLLM's names for settings, and the YAML keys that they are here: one table for `LLM(...)` and the
+command line, so that what was written for vLLM runs unchanged.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from octavo.core.config.validation import show
+from octavo.core.errors import ConfigError, nearest
+
+log = logging.getLogger("octavo.config")
+
+Form = Literal["text", "int", "float", "bool", "mapping", "list", "switch"]
+
+
+@dataclass(frozen=True)
+class Keyword:
+    """path: dotted YAML key; empty for what has none. form: on the command line (`switch`: a flag
+    without a value, `bool`: `--x` and `--no-x`). convert: from vLLM's value to ours; it may return
+    `SKIP` for "leave the default", and raises `ConfigError`. doc: help for what has no key.
+    aliases: further command-line flags."""
+
+    path: str = ""
+    form: Form = "text"
+    convert: Callable[[str, Any], Any] | None = None
+    doc: str = ""
+    aliases: tuple[str, ...] = ()
+
+
+SKIP = object()
+
+
+# ---- conversions --------------------------------------------------------------------------------
+
+
+def _dtype(name: str, value: Any) -> Any:
+    text = str(value).removeprefix("torch.")
+    return {"half": "float16", "float": "float32"}.get(text, text)
+
+
+def _kv_dtype(name: str, value: Any) -> Any:
+    text = str(value).removeprefix("torch.")
+    return "fp8" if text == "fp8_e4m3" else text
+
+
+def _load_format(name: str, value: Any) -> Any:
+    return "auto" if value in ("hf", "safetensors") else value
+
+
+_BACKENDS = {
+    "flash_attn": "flash_attn",
+    "triton_attn": "triton",
+    "flex_attention": "flex",
+    "torch_sdpa": "torch",
+    "cpu_attn": "cpu",
+}
+
+
+def _attention_backend(name: str, value: Any) -> Any:
+    text = str(value).lower()
+    return _BACKENDS.get(text, text) if isinstance(value, str) else value
+
+
+def _eager(name: str, value: Any) -> Any:
+    return "eager" if value else SKIP
+
+
+def _generation_config(name: str, value: Any) -> Any:
+    return "octavo" if value == "vllm" else value
+
+
+def _chunk(name: str, value: Any) -> Any:
+    return SKIP if value == 0 else value
+
+
+def _one(name: str, value: Any) -> Any:
+    if value != 1:
+        raise ConfigError(
+            f"{name}: Octavo runs a model on one device; more is not built: expected 1, "
+            f"got {show(value)}"
+        )
+    return SKIP
+
+
+def _local(name: str, value: Any) -> Any:
+    if value != "uni":
+        raise ConfigError(
+            f"{name}: Octavo runs a model in one process: expected 'uni', got {show(value)}"
+        )
+    return SKIP
+
+
+def _only(*allowed: Any) -> Callable[[str, Any], Any]:
+    def check(name: str, value: Any) -> Any:
+        if value not in allowed:
+            raise ConfigError(
+                f"{name}: this is not built: expected {' or '.join(map(show, allowed))}, "
+                f"got {show(value)}"
+            )
+        return SKIP
+
+    return check
+
+
+def _ignored(name: str, value: Any) -> Any:
+    log.warning("%s has no effect in Octavo: %s", name, KEYWORDS[name].doc)
+    return SKIP
+
+
+# ---- the table ----------------------------------------------------------------------------------
+
+KEYWORDS: dict[str, Keyword] = {
+    "model": Keyword("model.source"),
+    "tokenizer": Keyword("model.tokenizer"),
+    "revision": Keyword("model.revision"),
+    "download_dir": Keyword("model.download_dir"),
+    "dtype": Keyword("model.dtype", convert=_dtype),
+    "max_model_len": Keyword("model.max_model_len", "int"),
+    "quantization": Keyword("model.quantization", aliases=("-q",)),
+    "load_format": Keyword("model.weight_source", convert=_load_format),
+    "trust_remote_code": Keyword("model.trust_remote_code", "switch"),
+    "hf_overrides": Keyword("model.hf_overrides", "mapping"),
+    "generation_config": Keyword("model.generation_config", convert=_generation_config),
+    "chat_template": Keyword("model.chat_template"),
+    "seed": Keyword("model.seed", "int"),
+    "max_num_seqs": Keyword("scheduler.max_num_seqs", "int"),
+    "max_num_batched_tokens": Keyword("scheduler.max_num_batched_tokens", "int"),
+    "enable_chunked_prefill": Keyword("scheduler.chunked_prefill", "bool"),
+    "long_prefill_token_threshold": Keyword("scheduler.max_chunk_tokens", "int", _chunk),
+    "scheduling_policy": Keyword("scheduler.policy"),
+    "block_size": Keyword("kv_cache.block_size", "int"),
+    "enable_prefix_caching": Keyword("kv_cache.prefix_caching", "bool"),
+    "kv_cache_dtype": Keyword("kv_cache.dtype", convert=_kv_dtype),
+    "gpu_memory_utilization": Keyword("kv_cache.memory_utilization", "float"),
+    "kv_cache_memory_bytes": Keyword("kv_cache.memory_bytes", "int"),
+    "num_gpu_blocks_override": Keyword("kv_cache.num_blocks", "int"),
+    "attention_backend": Keyword("attention.backend", convert=_attention_backend),
+    "enforce_eager": Keyword("graph.runner", "switch", _eager, "Never capture or compile."),
+    "device": Keyword("executor.device"),
+    "served_model_name": Keyword("server.served_model_name", "list"),
+    "host": Keyword("server.host"),
+    "port": Keyword("server.port", "int"),
+    "max_logprobs": Keyword("server.max_logprobs", "int"),
+    "tensor_parallel_size": Keyword("", "int", _one, "Devices for one model: 1.", ("-tp",)),
+    "pipeline_parallel_size": Keyword("", "int", _one, "Stages of one model: 1.", ("-pp",)),
+    "data_parallel_size": Keyword("", "int", _one, "Copies of the model: 1.", ("-dp",)),
+    "distributed_executor_backend": Keyword("", "text", _local, "How workers start: uni."),
+    "tokenizer_mode": Keyword("", "text", _only("auto"), "Kind of tokenizer: auto."),
+    "cpu_offload_gb": Keyword("", "float", _only(0), "Weights kept on the host: 0."),
+    "swap_space": Keyword("", "float", _ignored, "Preempted sequences are recomputed."),
+    "max_seq_len_to_capture": Keyword("", "int", _ignored, "graph.runner decides."),
+    "disable_log_stats": Keyword("", "switch", _ignored, "observers decide what is logged."),
+    "disable_log_requests": Keyword("", "switch", _ignored, "Requests are not logged."),
+    "disable_custom_all_reduce": Keyword("", "switch", _ignored, "There is one device."),
+}
+
+
+def from_keywords(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Flags for `load_config` (dotted key to value) from vLLM's keyword names. None is "not given".
+
+    Raises `ConfigError` for a keyword that is unknown (with the nearest one), or that asks for what
+    is not built.
+    """
+    flags: dict[str, Any] = {}
+    for name, value in keywords.items():
+        if name not in KEYWORDS:
+            raise ConfigError(f"unknown keyword '{name}'; {nearest(name, KEYWORDS)}")
+        if value is None:
+            continue
+        keyword = KEYWORDS[name]
+        if keyword.convert is not None:
+            value = keyword.convert(name, value)
+        if value is not SKIP:
+            flags[keyword.path] = value
+    return flags
+
+
+_SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def integer(text: str) -> int | str:
+    """A whole number from the command line, with vLLM's suffixes: `4k` is 4000, `4K` 4096. Other
+    text (`auto`) stays, for the configuration to judge."""
+    match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kmgKMG]?)", text.strip())
+    if not match:
+        return text
+    number = float(match[1]) * _SIZES[match[2]]
+    return int(number) if number == int(number) else text

@@ -1,0 +1,215 @@
+"""The command line: `octavo serve`, `plugins`, `config`, `bench`. Imports no torch by itself."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import octavo
+from octavo.core import envvars
+from octavo.core.errors import ConfigError, OctavoError
+from octavo.server.cli_config import (
+    add_config_arguments,
+    add_config_sources,
+    config_from_args,
+    registry_from_config,
+)
+
+__all__ = ["add_config_arguments", "config_from_args", "main", "registry_from_config"]
+
+Command = Callable[[argparse.Namespace], int]
+
+
+class _Parser(argparse.ArgumentParser):
+    """Gets its arguments only when it is used, so that a command's module is imported by that
+    command alone."""
+
+    populate: Callable[[argparse.ArgumentParser], None] | None = None
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        populate, self.populate = self.populate, None
+        if populate is not None:
+            populate(self)
+        return super().parse_known_args(args, namespace)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line. Returns the exit status: 0, 2 for an error of the user's making (one line
+    on stderr), 130 when interrupted."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    try:
+        logging.basicConfig(
+            level=envvars.LOG_LEVEL.get().upper(), format="%(levelname)s %(name)s: %(message)s"
+        )
+        args = _parser().parse_args([_dashes(item) for item in given])
+        command: Command = args.command
+        return command(args)
+    except OctavoError as exc:
+        print(f"octavo: {' '.join(str(exc).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away; leave nothing to be flushed into the closed pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _dashes(item: str) -> str:
+    """`--max_model_len` is `--max-model-len`, as in vLLM."""
+    if not item.startswith("--"):
+        return item
+    name, equals, value = item.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="octavo",
+        description="An LLM inference and serving engine whose parts are plugins.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"octavo {octavo.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _command(commands, "serve", "serve a model over the OpenAI protocol", serve, _serve_arguments)
+    _command(
+        commands,
+        "plugins",
+        "list every registered implementation, and whether it can be used here",
+        plugins,
+        _plugins_arguments,
+    )
+    config = commands.add_parser("config", help="show, check or describe a configuration")
+    parts = config.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _command(parts, "show", "print what a configuration means here, and why", show, _file_arguments)
+    _command(parts, "validate", "check a configuration", validate, _file_arguments)
+    _command(parts, "schema", "print the JSON Schema, for editors", schema, add_config_sources)
+    bench = commands.add_parser("bench", help="measure")
+    kinds = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
+    _bench(kinds, "throughput", "tokens per second of many requests at once")
+    _bench(kinds, "scheduler", "time of scheduling alone, without a model")
+    return parser
+
+
+def _command(
+    commands: Any,
+    name: str,
+    text: str,
+    run: Command,
+    populate: Callable[[argparse.ArgumentParser], None],
+) -> None:
+    parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+    parser.populate = populate
+    parser.set_defaults(command=run)
+
+
+def _bench(kinds: Any, name: str, text: str) -> None:
+    def module() -> Any:
+        import importlib
+
+        return importlib.import_module(f"octavo.bench.{name}")
+
+    _command(
+        kinds,
+        name,
+        text,
+        lambda args: int(module().main(args)),
+        lambda parser: module().add_arguments(parser),
+    )
+
+
+# ---- serve --------------------------------------------------------------------------------------
+
+
+def _serve_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config_arguments(parser)
+
+
+def serve(args: argparse.Namespace) -> int:
+    """`octavo serve`."""
+    config, registry = config_from_args(args)
+    if not config.model.source:
+        raise ConfigError(
+            "no model is given; expected MODEL on the command line or in --config FILE",
+            path="model.source",
+        )
+    from octavo.server.serve import run
+
+    return run(config, registry) or 0
+
+
+# ---- plugins ------------------------------------------------------------------------------------
+
+
+def _plugins_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config_sources(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def plugins(args: argparse.Namespace) -> int:
+    """`octavo plugins`."""
+    import json
+
+    from octavo.core.device import detect_platform
+    from octavo.server.plugin_table import plugin_report, table
+
+    config, registry = config_from_args(args)
+    platform, _ = detect_platform(config.executor.device)
+    report = plugin_report(registry, platform)
+    print(json.dumps(report, indent=2) if args.json else "\n".join(table(report)))
+    return 0
+
+
+# ---- config -------------------------------------------------------------------------------------
+
+
+def _file_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", nargs="?", metavar="FILE", help="YAML file")
+    add_config_arguments(parser, model=False)
+
+
+def _with_file(args: argparse.Namespace) -> argparse.Namespace:
+    if args.file is not None:
+        if args.config is not None:
+            raise ConfigError(f"two files are given: '{args.file}' and --config '{args.config}'")
+        args.config = args.file
+    return args
+
+
+def show(args: argparse.Namespace) -> int:
+    """`octavo config show`."""
+    from octavo.core.config.resolve import resolve
+    from octavo.core.config.show import config_yaml
+
+    config, registry = config_from_args(_with_file(args))
+    print(config_yaml(resolve(config, registry, need_model=False)), end="")
+    return 0
+
+
+def validate(args: argparse.Namespace) -> int:
+    """`octavo config validate`: keys, types, names of plugins, their options. Nothing is loaded."""
+    from octavo.core.config.resolve import check_choices
+
+    config, registry = config_from_args(_with_file(args))
+    check_choices(config, registry)
+    print(f"{args.config or 'configuration'}: valid")
+    return 0
+
+
+def schema(args: argparse.Namespace) -> int:
+    """`octavo config schema`."""
+    import json
+
+    from octavo.core.config.schema import config_schema
+
+    _, registry = config_from_args(args)
+    print(json.dumps(config_schema(registry), indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""The flags of a configuration, for every command that takes one: MODEL, `--config`, `--set`, and
+vLLM's names. Help texts come from the fields' own descriptions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from octavo.core.config.keywords import KEYWORDS, Keyword, from_keywords, integer
+from octavo.core.config.loading import load_config
+from octavo.core.config.models import EngineConfig
+from octavo.core.config.validation import model_at
+from octavo.core.errors import ConfigError
+from octavo.core.registry import Registry
+
+
+def add_config_arguments(parser: argparse.ArgumentParser, *, model: bool = True) -> None:
+    """Add MODEL (unless `model` is False), `--config`, `--set` and a flag for each of vLLM's names.
+
+    Values land in the namespace under vLLM's names; None: not given.
+    """
+    if model:
+        parser.add_argument(
+            "model_source", nargs="?", metavar="MODEL", help=description("model.source")
+        )
+    add_config_sources(parser)
+    group = parser.add_argument_group("model and engine (vLLM's names)")
+    for name, keyword in KEYWORDS.items():
+        _add(group, name, keyword)
+
+
+def add_config_sources(parser: argparse.ArgumentParser) -> None:
+    """Add `--config` and `--set` alone."""
+    parser.add_argument("--config", metavar="FILE", help="YAML file with the configuration")
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        dest="overrides",
+        action="append",
+        default=[],
+        help="set one key of the configuration, VALUE in YAML: --set scheduler.policy=fcfs; may be "
+        "repeated",
+    )
+
+
+def config_from_args(
+    args: argparse.Namespace, plugins: Sequence[Any] = ()
+) -> tuple[EngineConfig, Registry]:
+    """The configuration that the flags ask for, and the plugins that it names. `plugins`: objects,
+    as for `LLM`. Raises `ConfigError` or `PluginError`."""
+    keywords = {name: getattr(args, name, None) for name in KEYWORDS}
+    source = getattr(args, "model_source", None)
+    if source is not None:
+        if keywords["model"] is not None:
+            raise ConfigError(f"MODEL is given twice: '{source}' and --model '{keywords['model']}'")
+        keywords["model"] = source
+    config = load_config(args.config, overrides=args.overrides, flags=from_keywords(keywords))
+    return config, registry_from_config(config, plugins)
+
+
+def registry_from_config(config: EngineConfig, plugins: Sequence[Any] = ()) -> Registry:
+    """The plugins that a configuration lets in."""
+    known = config.plugins
+    return Registry.discover(
+        load=known.load, disable=known.disable, only=known.only, objects=plugins
+    )
+
+
+def description(path: str) -> str:
+    """What the field at a dotted key says of itself."""
+    section, _, name = path.rpartition(".")
+    model = model_at(EngineConfig, section.split("."))
+    assert model is not None, f"no section {section}"
+    return model.model_fields[name].description or ""
+
+
+def _add(group: argparse._ArgumentGroup, name: str, keyword: Keyword) -> None:
+    text = keyword.doc or description(keyword.path)
+    if keyword.path:
+        text = f"{text} [{keyword.path}]"
+    names = [f"--{name.replace('_', '-')}", *keyword.aliases]
+    options: dict[str, Any] = {"dest": name, "default": None, "help": text.replace("%", "%%")}
+    if keyword.form == "switch":
+        options |= {"action": "store_const", "const": True}
+    elif keyword.form == "bool":
+        options |= {"action": argparse.BooleanOptionalAction}
+    else:
+        options |= {"type": _TYPES[keyword.form], "metavar": _METAVARS[keyword.form]}
+        if keyword.form == "list":
+            options |= {"nargs": "+"}
+    group.add_argument(*names, **options)
+
+
+def _mapping(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(f"expected JSON, got {text!r}: {exc}") from None
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+_TYPES = {"text": str, "int": integer, "float": _number, "mapping": _mapping, "list": str}
+_METAVARS = {"text": "X", "int": "N", "float": "X", "mapping": "JSON", "list": "NAME"}
