@@ -134,11 +134,10 @@ def main(args: argparse.Namespace) -> int:
     """Run the benchmark that the command line asks for. Returns the exit status."""
     from octavo.core.config.resolve import resolve
     from octavo.core.engine.builder import build_engine
-    from octavo.server.cli import config_from_args, registry_from_config
+    from octavo.server.cli import config_from_args
 
     started = time.perf_counter()
-    config = config_from_args(args)
-    registry = registry_from_config(config)
+    config, registry = config_from_args(args)
     resolved = resolve(config, registry)
     engine = build_engine(resolved, registry, lambda line: print(line, file=sys.stderr))
     shape = Shape(args.num_prompts, args.input_len, args.output_len)
