@@ -5,6 +5,7 @@ Precedence: flags over `--set` over `mapping` over the file over defaults.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path as FilePath
@@ -39,7 +40,7 @@ def load_config(
         origin.update(lines, str(file))
         _anchor_plugin_files(data, path.parent)
     if mapping:
-        _merge(data, mapping, (), origin)
+        _merge(data, copy.deepcopy(dict(mapping)), (), origin)
     for key, text in _ordered(overrides):
         _set(data, key, parse_value(text, "--set"), origin, "--set")
     for name, value in (flags or {}).items():
@@ -87,7 +88,7 @@ def _merge(data: dict[str, Any], extra: Mapping[str, Any], path: Path, origin: O
         if isinstance(value, Mapping) and isinstance(data.get(key), dict) and _is_section(below):
             _merge(data[key], value, below, origin)
         else:
-            data[key] = dict(value) if isinstance(value, Mapping) else value
+            data[key] = value
             if origin.where(below) != (None, None):
                 origin.record(below, "mapping")
 

