@@ -237,7 +237,7 @@ def test_a_dying_engine_fails_everything_with_the_reason() -> None:
         assert llm.is_ready
         await llm.check_health()
         running = [asyncio.ensure_future(last(llm, prompt)) for prompt in ("ab", "cd")]
-        await until(lambda: len(engine.requests) == 2)
+        await until(lambda: len(llm._processor) == 2)  # type: ignore[arg-type]
         gate.free()
         for task in running:
             with pytest.raises(EngineDeadError, match="RuntimeError: device lost"):
@@ -275,7 +275,9 @@ def test_shutdown_fails_what_runs() -> None:
         running = asyncio.ensure_future(last(llm, "ab"))
         await until(lambda: bool(engine.requests))
         stopping = asyncio.ensure_future(llm.shutdown())
-        await until(lambda: not llm._client._inbox.empty())  # type: ignore[union-attr]
+        client = llm._client
+        assert isinstance(client, ThreadClient)
+        await until(lambda: not client._inbox.empty() or not client._thread.is_alive())
         gate.free()
         await stopping
         await llm.shutdown()
