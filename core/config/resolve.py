@@ -41,8 +41,8 @@ class Resolved:
     selections: by kind, but for kinds that are lists. reasons: dotted YAML key to why it is so.
     model_config: config.json with `hf_overrides`. generation_config: the model's, empty when it has
     none; whether its sampling defaults apply says `config.model.generation_config`.
-    tokenizer_dir: None when there are no tokenizer files. Without a model (see `resolve`)
-    weight_source is None and the mappings are empty.
+    tokenizer_dir: None when there are no tokenizer files. chat_template: the text that replaces the
+    model's own. Without a model (see `resolve`) weight_source is None and the mappings are empty.
     """
 
     config: EngineConfig
@@ -54,6 +54,7 @@ class Resolved:
     generation_config: dict[str, Any] = field(default_factory=dict)
     weight_source: WeightSource | None = None
     tokenizer_dir: Path | None = None
+    chat_template: str | None = None
     reasons: dict[str, str] = field(default_factory=dict)
 
 
@@ -136,6 +137,7 @@ class _Resolver:
             "quantization": model_facts.quantization_method(config),
         }
         self._facts = {key: value for key, value in self._facts.items() if value is not None}
+        self._out.chat_template = _chat_template(model.chat_template)
 
     def _weight_source(self, source: str, selection: Selection) -> WeightSource:
         model = self._given.model
@@ -266,7 +268,7 @@ class _Resolver:
             raise ConfigError("give it: the model's config.json does not say", path=key)
         if wanted is None:
             assert known is not None, "checked above"
-            self._settle(key, *known)
+            self._settle(key, known[0], f"the model's {known[1]}")
         elif known is not None and wanted > known[0]:
             raise ConfigError(
                 f"expected at most {known[0]}, which is what the model is made for ({known[1]}), "
@@ -341,8 +343,11 @@ class _Resolver:
                 origin=self._given.origin,
             )
             chosen.append(selection)
-            given = selection.registered.source.preferred
-            why = f"given by the user ({selection.registered.where})" if given else selection.reason
+            why = selection.reason
+            if selection.registered.source.preferred:
+                why = f"given by the user ({selection.registered.where})"
+            elif key not in self._given.model_fields_set:
+                why = "the default"
             self._out.reasons[dotted(path)] = why
         self._settled[key] = choices
 
@@ -365,3 +370,16 @@ def _updated(config: EngineConfig, settled: Mapping[str, Any]) -> EngineConfig:
     for section, values in sections.items():
         top[section] = getattr(config, section).model_copy(update=values)
     return config.model_copy(update=top)
+
+
+def _chat_template(given: str | None) -> str | None:
+    """`model.chat_template`: a text that is a template, or the path of a file."""
+    if given is None or "{" in given or "\n" in given:
+        return given
+    try:
+        return Path(given).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(
+            f"expected a template or a readable file, got '{given}': {exc}",
+            path="model.chat_template",
+        ) from None
