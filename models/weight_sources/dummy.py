@@ -64,7 +64,8 @@ class Dummy(WeightSource):
             if "norm" in name:
                 yield name, torch.ones(shape, dtype=dtype)
                 continue
-            seed = (self._options.seed << 32) + zlib.crc32(name.encode())
-            generator = torch.Generator().manual_seed(seed & (2**63 - 1))
+            # torch's CPU generator looks at 32 bits of its seed only.
+            seed = zlib.crc32(f"{self._options.seed} {name}".encode())
+            generator = torch.Generator().manual_seed(seed)
             values = torch.empty(shape, dtype=torch.float32)
             yield name, values.normal_(std=self._options.std, generator=generator).to(dtype)

@@ -119,7 +119,7 @@ def _special_ids(file: GGUF) -> dict[str, int]:
 def _dtype(file: GGUF) -> str:
     """That of the matrices. Quantized weights say nothing: bfloat16 holds any range."""
     kinds = {t.kind for t in file.tensors.values() if len(t.shape) == 2}
-    for kind, name in (("BF16", "bfloat16"), ("F16", "float16"), ("F32", "float32")):
+    for kind, name in (("F32", "float32"), ("F16", "float16")):
         if kinds and kinds <= {kind, "F32"}:
             return name
     return "bfloat16"

@@ -68,14 +68,14 @@ def tokenizer_files(file: GGUF) -> dict[str, dict[str, Any]]:
     kind = file.get("tokenizer.ggml.model")
     if kind is None or kind == "none":
         return {}
+    if kind not in ("gpt2", "llama"):
+        known = nearest(str(kind), ("gpt2", "llama"))
+        raise UnsupportedModel(f"{file.path}: tokenizer of kind '{kind}' is not converted: {known}")
     tokens, types = _vocabulary(file)
     if kind == "gpt2":
         model, bos = _byte_level(file, tokens, types)
-    elif kind == "llama":
-        model, bos = _sentence_piece(file, tokens, types), True
     else:
-        known = nearest(str(kind), ("gpt2", "llama"))
-        raise UnsupportedModel(f"{file.path}: tokenizer of kind '{kind}' is not converted: {known}")
+        model, bos = _sentence_piece(file, tokens, types), True
     specials = {TokenType.CONTROL, TokenType.UNKNOWN}
     tokenizer = {
         "version": "1.0",

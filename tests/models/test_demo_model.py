@@ -136,7 +136,7 @@ def test_logits_equal_transformers(
     got = doubles.logits(ours, ids)
     with torch.inference_mode():
         want = theirs(torch.tensor([ids])).logits[0]
-    torch.testing.assert_close(got, want, atol=2e-3, rtol=0)
+    torch.testing.assert_close(got, want, atol=5e-4, rtol=0)
     assert torch.equal(got.argmax(-1), want.argmax(-1))
     answer = got.argmax(-1)[-9:-1].tolist()
     assert answer == ids[-8:], tokenizer.decode(answer)
