@@ -77,6 +77,19 @@ class _Plan:
     prefills: list[_Prefill]
 
 
+@dataclass(slots=True)
+class _Call:
+    """One layer's tensors. keys, values: its pool as [N * P, K * D] and [N * P, K * Dv]."""
+
+    spec: AttentionSpec
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    out: torch.Tensor
+
+
 class TorchAttention(AttentionBackend):
     """In plain PyTorch, with `scaled_dot_product_attention` where it can express the layer."""
 
@@ -225,87 +238,67 @@ class TorchAttention(AttentionBackend):
         v: torch.Tensor,
         out: torch.Tensor,
     ) -> None:
-        spec = layer.spec
-        # Flat views [N * P, K * D]: in this layout tokens follow each other in memory.
-        keys, values = _flat(layer.k_cache), _flat(layer.v_cache)
-        keys.index_copy_(0, self._slot_mapping, k.flatten(1).to(keys.dtype))
-        values.index_copy_(0, self._slot_mapping, v.flatten(1).to(values.dtype))
-        plan = self._plans[spec.window]
+        # In this layout tokens follow each other in memory, whatever their block.
+        call = _Call(layer.spec, q, k, v, _flat(layer.k_cache), _flat(layer.v_cache), out)
+        call.keys.index_copy_(0, self._slot_mapping, k.flatten(1).to(self._kv_dtype))
+        call.values.index_copy_(0, self._slot_mapping, v.flatten(1).to(self._kv_dtype))
+        plan = self._plans[layer.spec.window]
         for bucket in plan.buckets:
-            self._decode(bucket, spec, q, keys, values, out)
+            self._decode(bucket, call)
         for prefill in plan.prefills:
-            self._prefill(prefill, spec, q, k, v, keys, values, out)
+            self._prefill(prefill, call)
 
-    def _decode(
-        self,
-        bucket: _Bucket,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        out: torch.Tensor,
-    ) -> None:
-        shape = (bucket.size, bucket.length, spec.num_kv_heads, -1)
+    def _decode(self, bucket: _Bucket, call: _Call) -> None:
+        spec, q, out = call.spec, call.q, call.out
+        k, v = self._gather(call, bucket.tokens)
         # [b, K, S, D]; the G query heads of a KV head stand where queries do: [b, K, G, D].
-        gathered_k = self._gather(0, keys, bucket.tokens, q.dtype).view(shape).transpose(1, 2)
-        gathered_v = self._gather(1, values, bucket.tokens, q.dtype).view(shape).transpose(1, 2)
+        k = k.view(bucket.size, bucket.length, *k.shape[1:]).transpose(1, 2)
+        v = v.view(bucket.size, bucket.length, *v.shape[1:]).transpose(1, 2)
         queries = q[: bucket.size] if bucket.rows is None else q.index_select(0, bucket.rows)
-        queries = queries.unflatten(1, (spec.num_kv_heads, -1))
-        attended = _attend(queries, gathered_k, gathered_v, spec, bucket.mask)
+        queries = queries.view(bucket.size, spec.num_kv_heads, -1, spec.head_size)
+        attended = _attend(queries, k, v, spec, mask=bucket.mask)
         if bucket.rows is None:
             out[: bucket.size].view(attended.shape).copy_(attended)
         else:
             out.index_copy_(0, bucket.rows, attended.reshape(bucket.size, *out.shape[1:]))
 
-    def _prefill(
-        self,
-        prefill: _Prefill,
-        spec: AttentionSpec,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        out: torch.Tensor,
-    ) -> None:
+    def _prefill(self, prefill: _Prefill, call: _Call) -> None:
+        spec = call.spec
         if prefill.tokens is None:
-            row_k, row_v = k[prefill.start : prefill.stop], v[prefill.start : prefill.stop]
+            k, v = call.k[prefill.start : prefill.stop], call.v[prefill.start : prefill.stop]
         else:
-            length = len(prefill.tokens)
-            row_k = self._gather(0, keys, prefill.tokens, q.dtype).view(
-                length, spec.num_kv_heads, -1
-            )
-            row_v = self._gather(1, values, prefill.tokens, q.dtype).view(
-                length, spec.num_kv_heads, -1
-            )
+            k, v = self._gather(call, prefill.tokens)
         # KV heads stand where batches do, and their G query heads share them: [K, G, S, D].
         group = spec.num_heads // spec.num_kv_heads
-        row_k = row_k.transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1)
-        row_v = row_v.transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1)
-        queries = q.unflatten(1, (spec.num_kv_heads, group)).permute(1, 2, 0, 3)
-        results = out.unflatten(1, (spec.num_kv_heads, group)).permute(1, 2, 0, 3)
+        k = k.transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1)
+        v = v.transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1)
+        shape = (-1, spec.num_kv_heads, group)
+        queries = call.q.view(*shape, spec.head_size).permute(1, 2, 0, 3)
+        out = call.out.view(*shape, spec.value_head_size).permute(1, 2, 0, 3)
         if not prefill.slices:
             part = slice(prefill.start, prefill.stop)
-            results[:, :, part] = _attend(queries[:, :, part], row_k, row_v, spec, causal=True)
+            out[:, :, part] = _attend(queries[:, :, part], k, v, spec, causal=True)
         for item in prefill.slices:
             part, seen = slice(item.start, item.stop), slice(item.first, item.last)
             mask = item.mask
             if mask is None:
                 mask = self._mask(item, prefill.first, spec.window)
-            results[:, :, part] = _attend(
-                queries[:, :, part], row_k[:, :, seen], row_v[:, :, seen], spec, mask
+            out[:, :, part] = _attend(
+                queries[:, :, part], k[:, :, seen], v[:, :, seen], spec, mask=mask
             )
 
-    def _gather(
-        self, which: int, pool: torch.Tensor, tokens: torch.Tensor, dtype: torch.dtype
-    ) -> torch.Tensor:
-        """pool[tokens] in memory that every layer reuses: fresh memory of this size would cost more
-        than the copy."""
-        size = len(tokens) * pool.shape[1]
-        if self._workspace[which].numel() < size:
-            self._workspace[which] = torch.empty(size, dtype=pool.dtype, device=pool.device)
-        target = self._workspace[which][:size].view(len(tokens), pool.shape[1])
-        return torch.index_select(pool, 0, tokens, out=target).to(dtype)
+    def _gather(self, call: _Call, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys [S, K, D] and values [S, K, Dv] of these tokens, in memory that every layer reuses:
+        fresh memory of this size would cost more than the copy."""
+        found = []
+        for which, pool in enumerate((call.keys, call.values)):
+            size = len(tokens) * pool.shape[1]
+            if self._workspace[which].numel() < size:
+                self._workspace[which] = torch.empty(size, dtype=pool.dtype, device=pool.device)
+            target = self._workspace[which][:size].view(len(tokens), pool.shape[1])
+            torch.index_select(pool, 0, tokens, out=target)
+            found.append(target.view(len(tokens), call.spec.num_kv_heads, -1).to(call.q.dtype))
+        return found[0], found[1]
 
 
 def _flat(cache: torch.Tensor) -> torch.Tensor:
@@ -324,6 +317,7 @@ def _attend(
     k: torch.Tensor,
     v: torch.Tensor,
     spec: AttentionSpec,
+    *,
     mask: torch.Tensor | None = None,
     causal: bool = False,
 ) -> torch.Tensor:

@@ -26,7 +26,9 @@ class Unquantized(QuantizationMethod):
     def linear(
         self, prefix: str, in_features: int, out_features: tuple[int, ...], bias: bool
     ) -> nn.Module:
-        return FusedLinear(prefix, in_features, out_features, bias, self._dtype, self._device)
+        return FusedLinear(
+            prefix, in_features, out_features, bias, dtype=self._dtype, device=self._device
+        )
 
 
 class FusedLinear(nn.Module):
@@ -39,6 +41,7 @@ class FusedLinear(nn.Module):
         in_features: int,
         out_features: tuple[int, ...],
         bias: bool,
+        *,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:

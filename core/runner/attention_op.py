@@ -144,13 +144,13 @@ class AttentionOp:
         return rows
 
 
-_library = torch.library.Library("octavo", "FRAGMENT")
-_library.define(
+_library = torch.library.Library("octavo", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define(  # type: ignore[no-untyped-call]
     "attention(Tensor q, Tensor k, Tensor v, Tensor positions, int layer, int width) -> Tensor"
 )
 
 
-def _attention(
+def _attention(  # noqa: PLR0917 (called by position)
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -162,7 +162,7 @@ def _attention(
     return op._run(entry, q, k, v, positions)
 
 
-def _attention_fake(
+def _attention_fake(  # noqa: PLR0917 (called by position)
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -173,5 +173,7 @@ def _attention_fake(
     return q.new_empty(q.shape[0], width)
 
 
-_library.impl("attention", _attention, "CompositeExplicitAutograd")
+_library.impl(  # type: ignore[no-untyped-call]
+    "attention", _attention, "CompositeExplicitAutograd"
+)
 torch.library.register_fake("octavo::attention", _attention_fake, lib=_library)

@@ -72,7 +72,9 @@ class BatchBuilder:
         self._slots = np.zeros(0, dtype=np.intp)
         self._dense = False
         self._decode_batch: StepBatch | None = None
-        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+        self._copied: torch.cuda.Event | None = None
+        if device.type == "cuda":
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def _allocate(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens

@@ -81,15 +81,19 @@ class KVPool:
         self.num_blocks, self.num_host_blocks = num_blocks, num_host_blocks
         self.block_size = block_size
         self.layers: list[LayerCache] = []
-        host = torch.device("cpu")
         try:
             for spec, layout in zip(specs, layouts, strict=True):
-                k, v = _allocate(spec, layout, num_blocks, block_size, dtype, device)
+                k, v = _allocate(spec, layout, num_blocks, block_size, dtype=dtype, device=device)
                 host_k = host_v = None
                 if num_host_blocks:
-                    pin = device.type == "cuda"
                     host_k, host_v = _allocate(
-                        spec, layout, num_host_blocks, block_size, dtype, host, pin
+                        spec,
+                        layout,
+                        num_host_blocks,
+                        block_size,
+                        dtype=dtype,
+                        device=torch.device("cpu"),
+                        pin=device.type == "cuda",
                     )
                 if poison:
                     k[1:].fill_(math.nan)
@@ -149,6 +153,7 @@ def _allocate(
     layout: KVLayout,
     num_blocks: int,
     block_size: int,
+    *,
     dtype: torch.dtype,
     device: torch.device,
     pin: bool = False,

@@ -44,7 +44,7 @@ def apply_rope(
         return torch.cat((head, x[..., rotated:]), dim=-1)
     wide = x.float()
     if interleaved:
-        partner = wide.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        partner = wide.reshape(*wide.shape[:-1], -1, 2).flip(-1).flatten(-2)
     else:
         partner = wide.roll(rotated // 2, -1)
     return torch.addcmul(wide * cos, partner, sin).to(x.dtype)

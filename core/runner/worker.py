@@ -92,6 +92,7 @@ def _parts(resolved: Resolved, registry: Registry, settings: RunnerSettings) -> 
         return model
 
     def load(model: CausalLM) -> None:
+        assert resolved.weight_source is not None, "a worker needs a model"
         model.load_weights(resolved.weight_source.tensors())
 
     def processors(context: LogitsProcessorContext) -> list[tuple[str, DeviceLogitsProcessor]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,30 +16,12 @@ from octavo.backends.quantization.none import Unquantized
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.model import ModelContext
 from octavo.core.contracts.quantization import QuantizationContext
-from octavo.core.contracts.sampler import SampledTokens, Sampler, SamplerContext, TokenLogprobs
 from octavo.core.messages import AdmittedRow, StepPlan, StepResult
 from octavo.core.runner.model_runner import ModelRunner, RunnerParts, RunnerSettings
 from octavo.core.sampling_params import SamplingParams
+from octavo.plugins.samplers.torch_sampler import TorchSampler
 
 CPU = torch.device("cpu")
-
-
-class GreedySampler(Sampler):
-    """Argmax, and logprobs by sorting."""
-
-    def __init__(self, context: SamplerContext) -> None:
-        pass
-
-    def sample(self, logits: torch.Tensor, batch: Any) -> SampledTokens:
-        valid = logits.isnan().logical_not().all(1) & (logits.amax(1) > float("-inf"))
-        return SampledTokens(logits.argmax(1), valid)
-
-    def logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, num: int) -> TokenLogprobs:
-        values = logits.log_softmax(-1)
-        order = values.argsort(dim=-1, descending=True, stable=True)
-        ranks = (order == token_ids[:, None]).int().argmax(1) + 1
-        ids = torch.cat((token_ids[:, None], order[:, :num]), 1)
-        return TokenLogprobs(ids, values.gather(1, ids), ranks)
 
 
 @dataclass
@@ -87,7 +69,7 @@ class TinyModel:
             ),
             load_weights=lambda model: model.load_weights(self.reference.state_dict().items()),
             attention_backend=lambda context: TorchAttention(nothing, context),
-            sampler=GreedySampler,
+            sampler=lambda context: TorchSampler(nothing, context),
             graph_runner=lambda context: EagerRunner(nothing, context),
             logits_processors=lambda context: [
                 (f"processor {i}", make(context)) for i, make in enumerate(processors)
@@ -225,6 +207,11 @@ class Driver:
         return self.take(plan, runner.sample(None))
 
 
+@pytest.fixture(scope="session")
+def new_driver() -> Callable[[], Driver]:
+    return lambda: Driver(block_size=4, blocks_each=16)
+
+
 @pytest.fixture
-def driver() -> Driver:
-    return Driver(block_size=4, blocks_each=16)
+def driver(new_driver: Callable[[], Driver]) -> Driver:
+    return new_driver()

@@ -1,0 +1,145 @@
+"""The KV pool: layouts, copies, fresh memory."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from octavo.core.contracts.attention_backend import KVLayout
+from octavo.core.contracts.model import KVSpec
+from octavo.core.errors import CapacityError, ConfigError
+from octavo.core.runner.kv_pool import KVPool, block_bytes, choose_layout
+from octavo.core.runner.memory import peak_resident, reset_peak_resident
+
+CPU = torch.device("cpu")
+LAYOUTS = [
+    ("kv", "block", "token", "head", "dim"),
+    ("block", "kv", "head", "token", "dim"),
+    ("block", "token", "kv", "dim", "head"),
+]
+
+
+def pool_of(layout=LAYOUTS[0], *, value_size=8, num_groups=1, **options):
+    specs = [
+        KVSpec(layer, "full", 2, 8, value_size, group=layer % num_groups) for layer in range(2)
+    ]
+    values = {"num_blocks": 6, "block_size": 4, "dtype": torch.float32, "device": CPU, **options}
+    return KVPool(specs, [KVLayout(layout)] * 2, **values)
+
+
+def fill(pool, host=False):
+    for number, cache in enumerate(pool.layers):
+        parts = (cache.host_k, cache.host_v) if host else (cache.k, cache.v)
+        for which, part in enumerate(parts):
+            values = torch.arange(part.numel(), dtype=torch.float32).view(part.shape)
+            part.copy_(values + 10000 * number + 100000 * which + 1e6 * host)
+
+
+def copies(*rows):
+    return np.asarray(rows, np.int32).T
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("value_size", [8, 5])
+def test_views_have_the_logical_shape_in_any_layout(layout, value_size):
+    pool = pool_of(layout, value_size=value_size)
+    for cache in pool.layers:
+        assert cache.k.shape == (6, 4, 2, 8)
+        assert cache.v.shape == (6, 4, 2, value_size)
+        assert not cache.k.any()
+        inner = cache.k.stride(("block", "token", "head", "dim").index(layout[-1]))
+        assert inner == 1
+    fill(pool)  # no element belongs to two views
+    k, v = pool.layers[0].k, pool.layers[0].v
+    assert k.flatten().tolist() == list(range(k.numel()))
+    assert v.flatten().tolist() == [100000 + i for i in range(v.numel())]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_whole_and_partial_copies(layout):
+    pool = pool_of(layout)
+    fill(pool)
+    before = [(cache.k.clone(), cache.v.clone()) for cache in pool.layers]
+    pool.copy(copies((0, 0, 1, 3, 4), (0, 0, 2, 4, 3)))
+    for cache, pair in zip(pool.layers, before, strict=True):
+        for part, old in zip((cache.k, cache.v), pair, strict=True):
+            expected = old.clone()
+            expected[3] = old[1]
+            expected[4, :3] = old[2, :3]
+            assert torch.equal(part, expected)
+
+
+def test_copies_run_in_order_when_they_depend_on_each_other():
+    pool = pool_of()
+    fill(pool)
+    old = pool.layers[1].v.clone()
+    pool.copy(copies((0, 0, 1, 2, 4), (0, 0, 2, 3, 2), (0, 0, 4, 2, 1)))
+    part = pool.layers[1].v
+    assert torch.equal(part[3, :2], old[1, :2])
+    assert torch.equal(part[3, 2:], old[3, 2:])
+    assert torch.equal(part[2, :1], old[4, :1])
+    assert torch.equal(part[2, 1:], old[1, 1:])
+
+
+def test_copies_touch_their_own_group_only():
+    pool = pool_of(num_groups=2)
+    fill(pool)
+    old = [cache.k.clone() for cache in pool.layers]
+    pool.copy(copies((0, 1, 1, 2, 4)))
+    assert torch.equal(pool.layers[0].k, old[0])
+    assert torch.equal(pool.layers[1].k[2], old[1][1])
+
+
+def test_swapped_blocks_come_back():
+    pool = pool_of(num_host_blocks=3)
+    fill(pool)
+    old = pool.layers[0].k.clone()
+    pool.copy(copies((1, 0, 2, 1, 4), (1, 0, 3, 2, 4), (0, 0, 1, 2, 4), (2, 0, 1, 5, 4)))
+    part = pool.layers[0].k
+    assert torch.equal(part[5], old[2])
+    assert torch.equal(part[2], old[1])
+    assert torch.equal(pool.layers[0].host_k[2], old[3])
+
+
+def test_poison_spares_the_null_block():
+    pool = pool_of(poison=True, dtype=torch.bfloat16)
+    for cache in pool.layers:
+        assert not cache.k[0].any()
+        assert cache.k[1:].isnan().all()
+        assert cache.v[1:].isnan().all()
+
+
+def test_fresh_memory_is_not_touched():
+    before = reset_peak_resident()
+    pool = pool_of(num_blocks=2**20)  # 1 GiB
+    pool.layers[0].k[2**20 - 1, 3, 1, 7] = math.pi
+    assert pool.layers[0].k[2**20 - 1, 3, 1].tolist()[6:] == [0.0, pytest.approx(math.pi)]
+    assert peak_resident() - before < 2**26
+
+
+def test_too_large_a_pool_is_a_capacity_error():
+    with pytest.raises(CapacityError, match=r"KV pool of 1099511627776 blocks .* MiB"):
+        pool_of(num_blocks=2**40)
+
+
+def test_bytes_of_a_block():
+    assert block_bytes(
+        [KVSpec(0, "full", 3, 8, 4), KVSpec(1, "full", 1, 2, 2)], 16, torch.float16
+    ) == ((3 * 12 + 4) * 16 * 2)
+
+
+def test_the_first_layout_that_fits_is_taken():
+    offered = [
+        KVLayout(LAYOUTS[0], ("bfloat16",)),
+        KVLayout(LAYOUTS[1], ("float32",), (32, 64)),
+        KVLayout(LAYOUTS[2], ("float32",), (16,)),
+    ]
+    assert choose_layout(offered, torch.float32, 16) is offered[2]
+    assert choose_layout(offered, torch.bfloat16, 16) is offered[0]
+    with pytest.raises(
+        ConfigError, match=r"no float16 in blocks of 16 tokens.*float32 in blocks of 32/64"
+    ):
+        choose_layout(offered, torch.float16, 16)

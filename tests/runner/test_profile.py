@@ -1,0 +1,83 @@
+"""Memory and speed as the runner finds them."""
+
+from __future__ import annotations
+
+import torch
+
+from octavo.core.runner import memory, profile
+
+
+def test_cgroup_limits_bound_free_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "_machine_available", lambda: 10**9)
+    assert memory.free_host_memory() == 10**9
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory.free_host_memory() == 10**9
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 50\nfile 9\n")
+    assert memory.free_host_memory() == 350
+    (tmp_path / "memory.current").write_text("2000\n")
+    assert memory.free_host_memory() == 0
+
+
+def test_version_1_cgroups(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "_machine_available", lambda: 10**9)
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    (folder / "memory.limit_in_bytes").write_text(str(2**63 - 4096))
+    assert memory.free_host_memory() == 10**9
+    (folder / "memory.limit_in_bytes").write_text("5000")
+    (folder / "memory.usage_in_bytes").write_text("1000")
+    (folder / "memory.stat").write_text("inactive_file 3\ntotal_inactive_file 500\n")
+    assert memory.free_host_memory() == 4500
+
+
+def test_peak_memory_is_seen():
+    before = memory.reset_peak_resident()
+    torch.ones(8 * 2**20)
+    assert memory.peak_resident() - before > 24 * 2**20
+
+
+def test_the_cpu_pool_is_the_least_of_three(monkeypatch):
+    monkeypatch.setattr(profile, "free_host_memory", lambda: 100 * profile.GIB)
+    assert profile.kv_budget_cpu(2**50) == 4 * profile.GIB
+    assert profile.kv_budget_cpu(1000) == 1000
+    monkeypatch.setattr(profile, "free_host_memory", lambda: profile.GIB)
+    assert profile.kv_budget_cpu(2**50) == profile.GIB // 4
+
+
+class Machine:
+    """Computes a token in a given time, by its own clock."""
+
+    def __init__(self, monkeypatch, seconds_a_token):
+        self.now, self.passes, self.cost = 0.0, [], seconds_a_token
+        monkeypatch.setattr(profile.time, "perf_counter", lambda: self.now)
+
+    def run(self, tokens):
+        self.passes.append(tokens)
+        self.now += tokens * self.cost
+
+
+def test_step_token_limit(monkeypatch):
+    machine = Machine(monkeypatch, 0.0027)
+    assert profile.step_token_limit(machine.run, 8192) == 176
+    assert machine.passes == [64]
+    machine = Machine(monkeypatch, 0.0001)
+    assert profile.step_token_limit(machine.run, 8192) == 4992
+    assert machine.passes == [64, 128, 256, 512, 1024]
+    assert profile.step_token_limit(Machine(monkeypatch, 1.0).run, 8192) == 64
+    assert profile.step_token_limit(Machine(monkeypatch, 1e-9).run, 8192) == 8192
+    machine = Machine(monkeypatch, 0.0001)
+    assert profile.step_token_limit(machine.run, 100) == 4992
+    assert max(machine.passes) == 100
+
+
+def test_tied_weights_count_once():
+    model = torch.nn.Module()
+    model.a = torch.nn.Parameter(torch.zeros(3, 4))
+    model.b = torch.nn.Linear(4, 3, bias=False)
+    model.b.weight = model.a
+    model.register_buffer("table", torch.zeros(5, dtype=torch.int8))
+    assert profile.weight_size(model) == (12, 53)
