@@ -67,7 +67,7 @@ def make_tokenizer(resolved: Resolved, registry: Registry) -> Tokenizer:
         config=resolved.model_config,
         generation_config=resolved.generation_config,
         trust_remote_code=resolved.config.model.trust_remote_code,
-        chat_template=resolved.chat_template,
+        chat_template=resolved.config.model.chat_template,
     )
     tokenizer = registry.create(resolved.selections["tokenizer"], context)
     assert isinstance(tokenizer, Tokenizer)
