@@ -63,7 +63,8 @@ class LogitsProcessor(ABC):
         nothing may be kept: `detach` is not called."""
 
     def accept(self, slots: NDArray[np.intp], token_ids: NDArray[np.int32]) -> None:  # noqa: B027
-        """The tokens int32[n] were sampled and kept for the slots intp[n] (only attached ones)."""
+        """The tokens int32[n] were sampled and kept for the slots intp[n] (only attached ones,
+        each once)."""
 
     def rollback(self, slot: int, num_tokens: int) -> None:  # noqa: B027
         """Take back the last accepted tokens of a slot."""
@@ -84,7 +85,7 @@ class DeviceLogitsProcessor(LogitsProcessor):
     @abstractmethod
     def apply(self, logits: torch.Tensor, slots: NDArray[np.intp], rows: NDArray[np.intp]) -> None:
         """Edit float32[R, V] in place for the attached `slots` intp[n], which are the `rows`
-        intp[n] of `logits`. Other rows must not change."""
+        intp[n] of `logits`, ascending. Other rows must not change."""
 
 
 class HostLogitsProcessor(LogitsProcessor):

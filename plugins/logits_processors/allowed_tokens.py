@@ -37,10 +37,7 @@ class AllowedTokensProcessor(DeviceLogitsProcessor):
 
     def apply(self, logits: torch.Tensor, slots: Slots, rows: Slots) -> None:
         forbidden = self._forbidden[torch.from_numpy(self._rows.of(slots)).to(self._device)]
-        if len(rows) == len(logits):
-            order = rows.argsort()
-            if (order != range(len(rows))).any():
-                forbidden = forbidden[torch.from_numpy(order).to(self._device)]
+        if len(rows) == len(logits):  # rows ascend: they are all, in order
             logits.masked_fill_(forbidden, -torch.inf)
         else:
             index = torch.from_numpy(rows).to(self._device)

@@ -259,6 +259,51 @@ def test_bad_words_match_the_output_only() -> None:
     assert masked(apply(processors, [0])[0]) == [7]
 
 
+def test_bad_words_longer_than_the_output() -> None:
+    processors = make_set("bad_words")
+    params = SamplingParams(bad_words_token_ids=[[1, 1, 2], [0, 3], [0, 1, 4]])
+    processors.attach(Life(params, [1]).row(0))
+    assert masked(apply(processors, [0])[0]) == []
+    accept(processors, 0, 1)
+    assert masked(apply(processors, [0])[0]) == []
+    accept(processors, 0, 1)
+    assert masked(apply(processors, [0])[0]) == [2]
+
+
+def test_penalties_after_a_rollback() -> None:
+    processors = make_set("penalties")
+    params = SamplingParams(frequency_penalty=1.0, presence_penalty=0.5, repetition_penalty=2.0)
+    processors.attach(Life(params, [0], [1]).row(0))
+    accept(processors, 0, 1, 2, 1, 2)
+    processors.rollback(0, 3)
+    assert apply(processors, [0], 8.0)[0, :4].tolist() == [4.0, 1.5, 8.0, 8.0]
+    accept(processors, 0, 2)
+    assert apply(processors, [0], 8.0)[0, :4].tolist() == [4.0, 1.5, 2.5, 8.0]
+
+
+def test_a_rollback_beside_a_longer_sequence() -> None:
+    processors = make_set("penalties")
+    params = SamplingParams(repetition_penalty=2.0)
+    processors.attach(Life(params, [0]).row(0))
+    processors.attach(Life(params, [4] * 9).row(1))
+    accept(processors, 0, 5, 6)
+    processors.rollback(0, 2)
+    logits = apply(processors, [0, 1], 8.0)
+    assert logits[0].tolist() == [4.0] + [8.0] * 11
+
+
+def test_allowed_tokens_of_two_users_of_a_slot() -> None:
+    processors = make_set("allowed_tokens")
+    for allowed in ([1, 2], [2, 3], [0]):
+        processors.attach(Life(SamplingParams(allowed_token_ids=allowed), [1]).row(2))
+        processors.attach(Life(SamplingParams(allowed_token_ids=[5]), [1]).row(0))
+        for slots in ([2, 0], [0, 2], [1, 2, 0]):
+            logits = apply(processors, slots)
+            row = logits[slots.index(2)]
+            assert masked(row) == [t for t in range(V) if t not in allowed]
+        processors.release(2)
+
+
 def test_min_tokens_after_a_preemption_and_a_rollback() -> None:
     processors = make_set("min_tokens")
     params = SamplingParams(min_tokens=3, stop_token_ids=[5, 10_000])
