@@ -16,20 +16,25 @@ _WEIGHT_ONE = 2.0**40
 def top_tokens(values: torch.Tensor, num: int) -> torch.Tensor:
     """int64[r, num]: the tokens with the largest values float32[r, V], in descending order, ties to
     the lower id. Rows with NaN give some token ids."""
-    keys = _order_keys(values)
-    if keys.device.type == "cpu":
-        # NumPy's vectorised partition and sort are several times as fast as torch's on a CPU.
-        array = keys.numpy()
-        if num < array.shape[1]:
-            array = np.partition(array, array.shape[1] - num, axis=1)[:, array.shape[1] - num :]
-        array = np.sort(array, axis=1)[:, ::-1].copy()
-        keys = torch.from_numpy(array)
-    else:
-        keys = keys.topk(num, dim=1).values
-    return (keys & _LOW) ^ _LOW
+    keys = order_keys(values)
+    # NumPy's vectorised partition and sort are several times as fast as torch's on a CPU.
+    top = _largest_numpy(keys, num) if keys.device.type == "cpu" else largest(keys, num)
+    return (top & _LOW) ^ _LOW
 
 
-def _order_keys(values: torch.Tensor) -> torch.Tensor:
+def largest(keys: torch.Tensor, num: int) -> torch.Tensor:
+    """int64[r, num]: the largest of int64[r, V], in descending order."""
+    return keys.topk(num, dim=1).values
+
+
+def _largest_numpy(keys: torch.Tensor, num: int) -> torch.Tensor:
+    array, size = keys.numpy(), keys.shape[1]
+    if num < size:
+        array = np.partition(array, size - num, axis=1)[:, size - num :]
+    return torch.from_numpy(np.sort(array, axis=1)[:, ::-1].copy())
+
+
+def order_keys(values: torch.Tensor) -> torch.Tensor:
     """int64[r, V] that order as (value, lower id first); all differ. The upper half is the float's
     bits, turned so that they order as integers; adding 0 makes -0 and 0 one."""
     bits = (values + 0.0).view(torch.int32)

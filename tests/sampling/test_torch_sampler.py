@@ -18,7 +18,7 @@ from octavo.core.messages import AdmittedRow
 from octavo.core.random import gumbel
 from octavo.core.runner.sampling_state import SamplingState
 from octavo.core.sampling_params import SamplingParams
-from octavo.plugins.samplers import noise, torch_sampler
+from octavo.plugins.samplers import noise, selection, torch_sampler
 from octavo.plugins.samplers.torch_sampler import TorchSampler
 
 MAX_ROWS = 64
@@ -55,9 +55,9 @@ def naive(logits: np.ndarray, params: SamplingParams, seed: int, position: int, 
 
 
 def make_batch(
-    vocab_size: int, rows: Sequence[tuple[SamplingParams, int, int, int]]
+    vocab_size: int, rows: Sequence[tuple[SamplingParams, int, int, int]], device: str = "cpu"
 ) -> SamplingBatch:
-    state = SamplingState(max(1, len(rows)), vocab_size, "cpu")
+    state = SamplingState(max(1, len(rows)), vocab_size, device)
     for slot, (params, seed, _, index) in enumerate(rows):
         state.attach(
             AdmittedRow(
@@ -122,7 +122,7 @@ def make_logits(seed: int, num_rows: int, vocab_size: int, kind: str) -> np.ndar
     return logits
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     rows=ROWS,
     seed=st.integers(0, 2**32),
@@ -208,6 +208,44 @@ def test_torch_noise_has_the_bits_of_numpy() -> None:
     ours = noise.gumbel_of(torch.stack(noise.philox_words(keys, blocks), dim=-1)).flatten(1)
     theirs = noise.noise_at(keys, torch.arange(2000).repeat(3, 1))
     assert (ours == theirs).all()
+
+
+@pytest.mark.parametrize("num", [1, 7, 64])
+def test_torch_and_numpy_find_the_same_top_tokens(num: int) -> None:
+    values = torch.from_numpy(make_logits(6, 9, 64, "ties"))
+    keys = selection.order_keys(values)
+    expected = [sorted(range(64), key=lambda t: (-row[t], t))[:num] for row in values.tolist()]
+    assert selection.top_tokens(values, num).tolist() == expected
+    turned = [sorted(range(64), key=lambda t: -row[t])[:num] for row in keys.tolist()]
+    assert turned == expected
+    largest = selection.largest(keys, num)
+    assert torch.equal(keys.gather(1, torch.tensor(expected)), largest)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_gives_the_tokens_of_the_cpu() -> None:
+    logits = make_logits(7, 40, 5001, "ties")
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {},
+        {"top_k": 20, "top_p": 0.9},
+        {"top_p": 0.99, "temperature": 3.0},
+        {"min_p": 0.05},
+    ]
+    rows = [(SamplingParams(**kinds[i % 5]), i * 2**40, i, i % 2) for i in range(40)]
+    expected, _ = sample(logits, rows)
+    for count in (1, 40):
+        batch = make_batch(5001, rows[:count], "cuda")
+        result = make_sampler(5001).sample(torch.from_numpy(logits[:count]).cuda(), batch)
+        assert result.token_ids.tolist() == expected[:count]
+        assert result.valid.all()
+    tokens = torch.tensor(expected)
+    ours = make_sampler(5001).logprobs(torch.from_numpy(logits).cuda(), tokens.cuda(), 9)
+    theirs = make_sampler(5001).logprobs(torch.from_numpy(logits), tokens, 9)
+    assert torch.equal(ours.token_ids.cpu(), theirs.token_ids)
+    assert torch.equal(ours.ranks.cpu(), theirs.ranks)
+    assert torch.allclose(ours.values.cpu(), theirs.values, atol=1e-5)
 
 
 @pytest.mark.parametrize(
