@@ -11,7 +11,8 @@ from typing import Any
 
 import octavo
 from octavo.core import envvars
-from octavo.core.errors import ConfigError, OctavoError
+from octavo.core.config.keywords import KEYWORDS
+from octavo.core.errors import ConfigError, OctavoError, nearest
 from octavo.server.cli_config import (
     add_config_arguments,
     add_config_sources,
@@ -45,7 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.basicConfig(
             level=envvars.LOG_LEVEL.get().upper(), format="%(levelname)s %(name)s: %(message)s"
         )
-        args = _parser().parse_args([_dashes(item) for item in given])
+        args, unknown = _parser().parse_known_args([_dashes(item) for item in given])
+        if unknown:
+            raise _unknown_argument(unknown[0])
         command: Command = args.command
         return command(args)
     except OctavoError as exc:
@@ -65,6 +68,14 @@ def _dashes(item: str) -> str:
         return item
     name, equals, value = item.partition("=")
     return name.replace("_", "-") + equals + value
+
+
+def _unknown_argument(item: str) -> ConfigError:
+    name = item.partition("=")[0]
+    if not name.startswith("-"):
+        return ConfigError(f"unexpected argument '{item}'")
+    hint = nearest(name, [f"--{known.replace('_', '-')}" for known in (*KEYWORDS, "config", "set")])
+    return ConfigError(f"unknown flag '{name}'" + (f"; {hint}" if hint.startswith("did") else ""))
 
 
 def _parser() -> argparse.ArgumentParser:
