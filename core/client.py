@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from octavo.core.errors import EngineDeadError, OctavoError
+from octavo.core.errors import EngineDeadError, RequestError
 from octavo.core.messages import EngineOutputs, EngineRequest, Finish
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ class InlineClient(EngineClient):
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
         self.check_alive()
-        with self._watched():
+        with self._watched(harmless=RequestError):
             for request in requests:
                 self._engine.add(request)
 
@@ -136,15 +136,17 @@ class InlineClient(EngineClient):
             self._engine.close()
 
     @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
-        """An exception that is nobody's mistake leaves the engine in an unknown state."""
+    def _watched(self, harmless: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+        """Whatever is raised, but for `harmless`, leaves the engine in an unknown state."""
         try:
             yield
-        except OctavoError:
+        except harmless:
             raise
-        except Exception as error:
+        except BaseException as error:
             self.dead_reason = _reason(error)
-            raise EngineDeadError(self.dead_reason) from error
+            if isinstance(error, Exception):
+                raise EngineDeadError(self.dead_reason) from error
+            raise
 
 
 class ThreadClient(AsyncEngineClient):
@@ -257,7 +259,7 @@ def _add(engine: Engine, requests: Sequence[EngineRequest]) -> list[Finish]:
     for request in requests:
         try:
             engine.add(request)
-        except OctavoError as error:
+        except RequestError as error:
             refused.append(Finish(handle=request.handle, reason="error", error=str(error)))
     return refused
 

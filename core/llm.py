@@ -6,6 +6,7 @@ import itertools
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -287,7 +288,7 @@ def _is_batch(prompts: Any) -> bool:
     """Whether this is a list of prompts: not a text, a mapping or one list of token ids."""
     if isinstance(prompts, str | Mapping) or not isinstance(prompts, Sequence):
         return False
-    return not (prompts and isinstance(prompts[0], int))
+    return not (prompts and isinstance(prompts[0], Integral))
 
 
 def _one_each(name: str, value: Any, count: int) -> Sequence[Any]:

@@ -15,8 +15,10 @@ from octavo.core.llm import LLM
 def test_keywords_win_over_the_configuration(tmp_path: Path) -> None:
     file = tmp_path / "octavo.yaml"
     file.write_text("model: {source: ./a, max_model_len: 64}\nscheduler: {max_num_seqs: 8}\n")
-    for config in (file, {"model": {"source": "./a", "max_model_len": 64},
-                          "scheduler": {"max_num_seqs": 8}}):
+    for config in (
+        file,
+        {"model": {"source": "./a", "max_model_len": 64}, "scheduler": {"max_num_seqs": 8}},
+    ):
         settings, _ = assembly.configure(
             "./b", config=config, tokenizer="./t", keywords={"max_model_len": 32}
         )
@@ -35,7 +37,7 @@ def test_a_configuration_object_is_taken_as_it_is() -> None:
 
 
 def test_mistakes_are_named() -> None:
-    with pytest.raises(ConfigError, match="max_modellen.*did you mean 'max_model_len'"):
+    with pytest.raises(ConfigError, match=r"max_modellen.*did you mean 'max_model_len'"):
         LLM("./a", max_modellen=3)
     with pytest.raises(ConfigError, match=r"model\.source"):
         LLM()

@@ -11,7 +11,7 @@ from octavo import SamplingParams
 if TYPE_CHECKING:
     from octavo import LLM
 
-GREEDY = SamplingParams(temperature=0, max_tokens=12)
+GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
 
 def test_chat_answers(demo_llm: LLM) -> None:
@@ -31,7 +31,7 @@ def test_streams_and_stops_agree_with_generate(demo_llm: LLM) -> None:
     # The last four characters lie across a token border or inside a token: either is found.
     middle = whole.text[len(whole.text) // 2 :][:4]
     cut = demo_llm.generate(
-        prompt, SamplingParams(temperature=0, max_tokens=12, stop=[middle]), use_tqdm=False
+        prompt, SamplingParams(temperature=0, max_tokens=8, stop=[middle]), use_tqdm=False
     )[0].outputs[0]
     assert cut.text == whole.text[: whole.text.index(middle)]
     assert cut.stop_reason == middle
@@ -44,8 +44,9 @@ def test_logprobs_of_greedy_tokens_are_the_best(demo_llm: LLM) -> None:
     output = result.outputs[0]
     assert output.logprobs is not None
     assert len(output.logprobs) == len(output.token_ids)
-    chosen = [position[token] for position, token in
-              zip(output.logprobs, output.token_ids, strict=True)]
+    chosen = [
+        position[token] for position, token in zip(output.logprobs, output.token_ids, strict=True)
+    ]
     assert {each.rank for each in chosen} == {1}
     assert "".join(each.decoded_token or "" for each in chosen) == output.text
     assert output.cumulative_logprob == pytest.approx(sum(each.logprob for each in chosen))
@@ -60,7 +61,7 @@ def test_logprobs_of_greedy_tokens_are_the_best(demo_llm: LLM) -> None:
 
 
 def test_choices_are_reproducible_and_differ(demo_llm: LLM) -> None:
-    sampling = SamplingParams(n=3, seed=5, max_tokens=8)
+    sampling = SamplingParams(n=3, seed=5, max_tokens=6)
     runs = [demo_llm.generate("A story:", sampling, use_tqdm=False)[0] for _ in range(2)]
     texts = [[output.text for output in run.outputs] for run in runs]
     assert texts[0] == texts[1]

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from octavo.core.errors import EngineDeadError, GenerationError, RequestError, RequestTooLong
@@ -51,6 +52,8 @@ def test_results_come_in_the_order_of_the_prompts(llm: LLM) -> None:
 def test_every_form_of_prompt(llm: LLM) -> None:
     assert texts(llm, "ab") == ["abab"]
     assert texts(llm, [97, 98]) == ["abab"]
+    assert texts(llm, np.array([97, 98])) == ["abab"]
+    assert texts(llm, list(np.array([97, 98]))) == ["abab"]
     assert texts(llm, {"prompt_token_ids": [97, 98]}) == ["abab"]
     assert texts(llm, ["ab", [97, 98], {"prompt": "c"}]) == ["abab", "abab", "cc"]
     assert texts(llm, []) == []
@@ -178,6 +181,8 @@ def test_a_second_interrupt_does_not_wait() -> None:
     with pytest.raises(KeyboardInterrupt):
         texts(llm, "ab")
     assert engine.steps == 0
+    with pytest.raises(EngineDeadError, match="KeyboardInterrupt"):  # the step was cut short
+        texts(llm, "ab")
 
 
 def test_progress_is_shown_when_asked(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
