@@ -113,7 +113,13 @@ class Registry:
 
     def _add_entry_points(self, disable: set[str], only: set[str] | None) -> None:
         allowed = envvars.PLUGINS.get()
-        for point, source in find_entry_points():
+        points = list(find_entry_points())
+        if not any(source.built_in for _, source in points):
+            raise PluginError(
+                "Octavo's own plugins are not registered: the distribution 'octavo' is not "
+                "installed here; expected `pip install octavo`, or `pip install -e .` in a checkout"
+            )
+        for point, source in points:
             names = {normalized(point.name), source.distribution or ""}
             if names & {normalized(name) for name in disable}:
                 continue

@@ -43,9 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     on stderr), 130 when interrupted."""
     given = list(sys.argv[1:] if argv is None else argv)
     try:
-        logging.basicConfig(
-            level=envvars.LOG_LEVEL.get().upper(), format="%(levelname)s %(name)s: %(message)s"
-        )
+        logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+        logging.getLogger("octavo").setLevel(envvars.LOG_LEVEL.get().upper())
         args, unknown = _parser().parse_known_args([_dashes(item) for item in given])
         if unknown:
             raise _unknown_argument(unknown[0])

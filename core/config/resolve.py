@@ -6,7 +6,7 @@ Reads the model's config.json through the chosen weight source; imports no torch
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -196,12 +196,13 @@ class _Resolver:
             return
         name = method or "none"
         try:
-            self._select("quantization", Choice(name=name, options=choice.options))
+            selection = self._select("quantization", Choice(name=name, options=choice.options))
         except PluginNotFound as exc:
             raise UnsupportedModel(f"the checkpoint is quantized with '{name}': {exc}") from exc
         why = (
             "the checkpoint's quantization_config" if method else "the checkpoint is not quantized"
         )
+        self._out.selections["quantization"] = replace(selection, reason=why)
         self._out.reasons[path] = why
 
     # ---- numbers ----------------------------------------------------------------------------
@@ -327,14 +328,13 @@ class _Resolver:
         given_choices: list[Choice] = list(getattr(self._given, key))
         named = {choice.name for choice in given_choices}
         standing = self._standing(kind, named)
-        choices = [*standing, *given_choices]
         named |= {choice.name for choice in standing}
-        for entry in self._registry.preferred(kind):
-            if entry.name not in named:
-                choices.append(Choice(name=entry.name))
+        handed_over = [e for e in self._registry.preferred(kind) if e.name not in named]
+        places: list[tuple[Choice, KeyPath]] = [(choice, (key,)) for choice in standing]
+        places += [(choice, (key, index)) for index, choice in enumerate(given_choices)]
+        places += [(Choice(name=entry.name), (key,)) for entry in handed_over]
         chosen: list[Selection] = getattr(self._out, key)
-        for index, choice in enumerate(choices):
-            path: KeyPath = (key, index)
+        for choice, path in places:
             selection = self._registry.select(
                 kind,
                 choice,
@@ -342,13 +342,14 @@ class _Resolver:
                 path=path,
                 origin=self._given.origin,
             )
-            chosen.append(selection)
             why = selection.reason
             if selection.registered.source.preferred:
                 why = f"given by the user ({selection.registered.where})"
-            elif key not in self._given.model_fields_set:
-                why = "the default"
-            self._out.reasons[dotted(path)] = why
+            elif choice in standing:
+                why = "part of every engine"
+            self._out.reasons[dotted((key, len(chosen)))] = why
+            chosen.append(replace(selection, reason=why))
+        choices = [choice for choice, _ in places]
         self._settled[key] = choices
 
 

@@ -17,7 +17,7 @@ from octavo.core.errors import (
     PluginImportError,
     PluginNotFound,
 )
-from octavo.core.registry import Registry
+from octavo.core.registry import Registry, Selection
 
 
 class Tiny(SchedulerPolicy):
@@ -71,6 +71,15 @@ def test_every_built_in_keeps_its_contract():
         for entry in registry.entries(kind):
             assert entry.provider.contract_version == KINDS[kind].version, str(entry)
             assert entry.provider.summary, f"{entry} has no summary"
+            if not entry.provider.requires:
+                selected = Selection(kind, entry.name, None, entry, "")
+                assert callable(registry.factory(selected))
+
+
+def test_octavo_must_be_installed(monkeypatch):
+    monkeypatch.setattr("octavo.core.registry.find_entry_points", lambda: iter(()))
+    with pytest.raises(PluginError, match="Octavo's own plugins are not registered: the distrib"):
+        Registry.discover()
 
 
 def test_third_party_distribution(folder):
