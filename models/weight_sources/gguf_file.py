@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_CONVERSION = 1
+_CONVERSION = 2
 """Counts up when the conversion changes, so that older results are not used."""
 
 
@@ -87,7 +87,8 @@ class GGUFFile(WeightSource):
         try:
             make_private(self._cache)
             for old in self._cache.glob(f"{where}-*"):
-                shutil.rmtree(old, ignore_errors=True)
+                if old != folder:  # that one may be another process's, finished just now
+                    shutil.rmtree(old, ignore_errors=True)
             partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=self._cache))
             try:
                 for name, text in texts.items():

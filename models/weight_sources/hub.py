@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 _TEXT_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
 _WEIGHT_FILES = ["*.safetensors"]
-_UNWANTED = ["*/*", "consolidated*"]
+# Subfolders hold other forms of the same model; only templates are wanted from them.
+_UNWANTED = ["*/*.json", "*/*.model", "*/*.txt", "*/*.safetensors", "consolidated*"]
 
 
 class Hub(WeightSource):

@@ -89,7 +89,7 @@ class TensorHeader:
 def write_tensors(file: Path, headers: list[TensorHeader], contents: Iterable[Any]) -> None:
     """Write a file whose tensors come one at a time, as contiguous NumPy arrays or other buffers in
     the order of `headers`. It appears under its name only when it is complete."""
-    entries: dict[str, Any] = {}
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers insists on it
     offset = 0
     for item in headers:
         end = offset + item.nbytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -165,6 +166,21 @@ def test_written_files_are_safetensors(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="stop"):
         write_tensors(tmp_path / "second.safetensors", headers, broken())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", SINGLE]
+
+
+@pytest.mark.parametrize(("terminal", "show"), [(True, True), (True, False), (False, True)])
+def test_progress_is_drawn_on_terminals_only(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool, show: bool
+) -> None:
+    save_file({"a": torch.ones(100)}, folder / SINGLE)
+    stderr = io.StringIO()
+    monkeypatch.setattr(stderr, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    source = Folder(
+        NoOptions(), WeightSourceContext(str(folder), None, None, folder, show_progress=show)
+    )
+    list(source.tensors())
+    assert ("Loading weights" in stderr.getvalue()) is (terminal and show)
 
 
 # ---- form ----------------------------------------------------------------------------------------
