@@ -91,13 +91,18 @@ class AttentionOp:
         self, caches: Sequence[LayerCache], backends: Sequence[tuple[int, AttentionBackend]]
     ) -> None:
         """Give every layer its cache and the backend of its group; `backends` are (group, backend)
-        in group order. Called again whenever the pool is allocated anew."""
+        in group order. Called again when the pool is allocated anew."""
         by_group = dict(backends)
         self._backends = list(backends)
         for cache in caches:
             entry = self.layers[cache.spec.layer]
             entry.backend = by_group[cache.spec.group]
             entry.cache = AttentionLayer(entry.layer, entry.spec, cache.k, cache.v, entry.cos_sin)
+
+    def unbind(self) -> None:
+        """Let go of the caches, so that their memory is free before another pool is made."""
+        for entry in self.layers.values():
+            entry.backend = entry.cache = None
 
     def plan(self, groups: Sequence[AttentionBatch]) -> None:
         """Prepare all backends for a batch."""

@@ -4,28 +4,48 @@ from __future__ import annotations
 
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 GIB = 2**30
 _CGROUP = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
 _UNLIMITED = 2**60
 """A v1 limit above this means none."""
 
 
 def free_host_memory() -> int:
-    """Bytes that this process may still take: what its cgroup's limit leaves (page cache counts as
-    free), and what the machine has available."""
+    """Bytes that this process may still take: what the limits of its cgroup and of those above it
+    leave (page cache counts as free), and what the machine has available."""
     candidates = [_machine_available()]
-    for limit, usage, statistics in (
-        ("memory.max", "memory.current", "memory.stat"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
-    ):
-        bound = _read_number(_CGROUP / limit)
-        if bound is None or bound > _UNLIMITED:
-            continue
-        used = _read_number(_CGROUP / usage) or 0
-        candidates.append(bound - used + _reclaimable(_CGROUP / statistics))
+    for folder, limit_name, usage_name in _cgroup_folders():
+        limit = _read_number(folder / limit_name)
+        if limit is not None and limit < _UNLIMITED:
+            used = _read_number(folder / usage_name) or 0
+            candidates.append(limit - used + _reclaimable(folder / "memory.stat"))
     return max(0, min(candidates))
+
+
+def _cgroup_folders() -> Iterator[tuple[Path, str, str]]:
+    """(folder, file of the limit, file of the usage) of this process's memory cgroups, innermost
+    first. The outermost folders come even where /proc names none, as in a container."""
+    v2 = (_CGROUP, "memory.max", "memory.current")
+    v1 = (_CGROUP / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes")
+    try:
+        lines = _MEMBERSHIP.read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root, limit, usage = v1 if controllers else v2
+        inner = root / path.strip("/")
+        while inner != root:
+            yield inner, limit, usage
+            inner = inner.parent
+    yield v2
+    yield v1
 
 
 def peak_resident() -> int:

@@ -236,8 +236,8 @@ class ModelRunner(Worker):
         largest = min(wanted or (_CUDA_BUDGET if cuda else most), most)
         rows = -(-largest // settings.max_model_len)
         blocks = rows * -(-settings.max_model_len // settings.block_size) + 1
-        pool = self._make_pool(min(blocks, largest // settings.block_size + rows + 1), 0, False)
-        self.pool = pool
+        blocks = min(blocks, largest // settings.block_size + rows + 1)
+        self.pool = self._make_pool(blocks, 0, False)
 
         def run(tokens: int) -> None:
             plan = probe_plan(tokens, self.mirror, self.model.vocab_size)
@@ -252,8 +252,14 @@ class ModelRunner(Worker):
         else:
             found = profile.profile_cpu(run, None if wanted is None else largest, most)
         self.mirror.clear()
-        self.pool = None
+        self._drop_pool()
         return found
+
+    def _drop_pool(self) -> None:
+        self.pool = None
+        self._attention.unbind()
+        if self.settings.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _kv_budget(self, size: int, activation_bytes: int) -> int:
         settings = self.settings
@@ -271,7 +277,7 @@ class ModelRunner(Worker):
                 f"the KV pool needs at least 2 blocks (one is the null block), got {num_blocks}",
                 path="kv_cache.num_blocks",
             )
-        self.pool = None
+        self._drop_pool()
         self.pool = self._make_pool(num_blocks, num_host_blocks, self.settings.poison)
         self._graph_runner.warm_up()
 

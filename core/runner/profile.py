@@ -65,6 +65,7 @@ def step_token_limit(run: Callable[[int], None], most: int) -> int:
         if seconds >= _SHORT_PASS or tokens >= min(most, 8192):
             break
         tokens = min(tokens * 2, most, 8192)
+    seconds = min(seconds, _timed(run, tokens))  # other processes may have disturbed the first
     limit = int(tokens * STEP_SECONDS / max(seconds, 1e-6))
     return min(8192, max(64, limit // 16 * 16))
 
@@ -94,7 +95,6 @@ def profile_cuda(run: Callable[[int], None], tokens: int, device: torch.device) 
     run(tokens)
     torch.cuda.synchronize(device)
     peak = torch.cuda.max_memory_allocated(device) - before
-    torch.cuda.empty_cache()
     return Profile(peak, None)
 
 

@@ -207,6 +207,7 @@ def test_nan_in_one_sequence_stays_there(runner, driver, tiny_llama):
 def test_the_report(tiny_llama):
     runner = tiny_llama.runner(max_num_batched_tokens=None)
     report = runner.load()
+    assert all(layer.cache is None for layer in runner._attention.layers.values())
     runner.close()
     assert report.num_parameters == sum(p.numel() for p in tiny_llama.reference.parameters())
     assert report.block_bytes == 3 * 2 * 4 * 2 * 8 * 4

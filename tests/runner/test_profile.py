@@ -2,35 +2,54 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from octavo.core.runner import memory, profile
 
 
-def test_cgroup_limits_bound_free_memory(tmp_path, monkeypatch):
+@pytest.fixture
+def cgroup(tmp_path, monkeypatch):
+    """A machine with 10^9 free bytes and no cgroup, until a test makes one."""
     monkeypatch.setattr(memory, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "_MEMBERSHIP", tmp_path / "membership")
     monkeypatch.setattr(memory, "_machine_available", lambda: 10**9)
+    return tmp_path
+
+
+def test_cgroup_limits_bound_free_memory(cgroup):
     assert memory.free_host_memory() == 10**9
-    (tmp_path / "memory.max").write_text("max\n")
+    (cgroup / "memory.max").write_text("max\n")
     assert memory.free_host_memory() == 10**9
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("700\n")
-    (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 50\nfile 9\n")
+    (cgroup / "memory.max").write_text("1000\n")
+    (cgroup / "memory.current").write_text("700\n")
+    (cgroup / "memory.stat").write_text("anon 400\ninactive_file 50\nfile 9\n")
     assert memory.free_host_memory() == 350
-    (tmp_path / "memory.current").write_text("2000\n")
+    (cgroup / "memory.current").write_text("2000\n")
     assert memory.free_host_memory() == 0
 
 
-def test_version_1_cgroups(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "_CGROUP", tmp_path)
-    monkeypatch.setattr(memory, "_machine_available", lambda: 10**9)
-    folder = tmp_path / "memory"
-    folder.mkdir()
+def test_limits_of_outer_cgroups_count(cgroup):
+    (cgroup / "membership").write_text("0::/outer/inner\n")
+    (cgroup / "outer" / "inner").mkdir(parents=True)
+    (cgroup / "outer" / "inner" / "memory.max").write_text("max\n")
+    assert memory.free_host_memory() == 10**9
+    (cgroup / "outer" / "memory.max").write_text("900\n")
+    (cgroup / "outer" / "memory.current").write_text("100\n")
+    assert memory.free_host_memory() == 800
+    (cgroup / "outer" / "inner" / "memory.max").write_text("500\n")
+    assert memory.free_host_memory() == 500
+
+
+def test_version_1_cgroups(cgroup):
+    (cgroup / "membership").write_text("5:cpu:/elsewhere\n3:hugetlb,memory:/job\n")
+    folder = cgroup / "memory"
+    (folder / "job").mkdir(parents=True)
     (folder / "memory.limit_in_bytes").write_text(str(2**63 - 4096))
     assert memory.free_host_memory() == 10**9
-    (folder / "memory.limit_in_bytes").write_text("5000")
-    (folder / "memory.usage_in_bytes").write_text("1000")
-    (folder / "memory.stat").write_text("inactive_file 3\ntotal_inactive_file 500\n")
+    (folder / "job" / "memory.limit_in_bytes").write_text("5000")
+    (folder / "job" / "memory.usage_in_bytes").write_text("1000")
+    (folder / "job" / "memory.stat").write_text("inactive_file 3\ntotal_inactive_file 500\n")
     assert memory.free_host_memory() == 4500
 
 
@@ -63,10 +82,10 @@ class Machine:
 def test_step_token_limit(monkeypatch):
     machine = Machine(monkeypatch, 0.0027)
     assert profile.step_token_limit(machine.run, 8192) == 176
-    assert machine.passes == [64]
+    assert machine.passes == [64, 64]
     machine = Machine(monkeypatch, 0.0001)
     assert profile.step_token_limit(machine.run, 8192) == 4992
-    assert machine.passes == [64, 128, 256, 512, 1024]
+    assert machine.passes == [64, 128, 256, 512, 1024, 1024]
     assert profile.step_token_limit(Machine(monkeypatch, 1.0).run, 8192) == 64
     assert profile.step_token_limit(Machine(monkeypatch, 1e-9).run, 8192) == 8192
     machine = Machine(monkeypatch, 0.0001)
