@@ -1,6 +1,7 @@
-"""Write docs/contracts.md from the source of the contracts: `make docs`.
+"""Write what the documentation has from the code: `make docs`.
 
-A test compares the page with what this makes, so that it cannot grow stale.
+docs/contracts.md comes from the source of the contracts, the README's table of built-in parts from
+what they register. Tests compare both with what this makes, so that they cannot grow stale.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ import ast
 import inspect
 from pathlib import Path
 
+from octavo import backends, models, plugins
 from octavo.core.contracts import KINDS, Kind, provider
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGET = ROOT / "docs" / "contracts.md"
+CONTRACTS = ROOT / "docs" / "contracts.md"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- built-in: written by `make docs` -->\n", "<!-- end of built-in -->"
 
 INTRODUCTION = """\
 # Contracts
@@ -143,9 +147,34 @@ def page() -> str:
     return "\n".join(line.rstrip() for line in lines).rstrip() + "\n"
 
 
+def built_in_table() -> str:
+    """Every implementation that Octavo brings, by kind."""
+    text = "| kind | name | what it is |\n|---|---|---|\n"
+    for kind in KINDS.values():
+        providers = (
+            provider
+            for module in (plugins, backends, models)
+            if hasattr(module, kind.hook)
+            for provider in getattr(module, kind.hook)()
+        )
+        title = kind.name.replace("_", " ")
+        for offered in providers:
+            text += f"| {title} | `{offered.name}` | {offered.summary} |\n"
+            title = ""
+    return text
+
+
+def readme(current: str) -> str:
+    """The README with its table renewed."""
+    before, rest = current.split(BEGIN)
+    after = rest.split(END)[1]
+    return f"{before}{BEGIN}{built_in_table()}{END}{after}"
+
+
 def main() -> None:
-    TARGET.write_text(page())
-    print(f"wrote {TARGET.relative_to(ROOT)}")
+    CONTRACTS.write_text(page())
+    README.write_text(readme(README.read_text()))
+    print(f"wrote {CONTRACTS.relative_to(ROOT)} and the table in {README.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -45,9 +45,12 @@ def test_every_method_of_a_contract_is_documented(kind: Kind, contracts_page: st
         assert inspect.getdoc(function), f"{kind.contract.__name__}.{name} has no docstring"
 
 
-def test_contracts_page_is_up_to_date(repository: Path, contracts_page: str) -> None:
-    made = runpy.run_path(str(repository / "tools" / "make_docs.py"))["page"]()
-    assert contracts_page == made, "docs/contracts.md is stale: run `make docs`"
+def test_derived_pages_are_up_to_date(repository: Path, contracts_page: str) -> None:
+    tool = runpy.run_path(str(repository / "tools" / "make_docs.py"))
+    assert contracts_page == tool["page"](), "docs/contracts.md is stale: run `make docs`"
+    readme = (repository / "README.md").read_text()
+    assert readme == tool["readme"](readme), "README.md's table is stale: run `make docs`"
+    assert "| `fcfs` |" in readme
 
 
 def pages(repository: Path) -> list[Path]:
