@@ -10,39 +10,8 @@ import pytest
 from octavo.bench.latency import TokenTimes, summarize
 from octavo.bench.throughput import lines, measure, run_requests
 from octavo.bench.workload import Shape, random_prompts, requests
-from octavo.core.contracts.kv_cache_manager import KVCacheManagerContext
-from octavo.core.contracts.preemption_policy import PreemptionPolicyContext
-from octavo.core.contracts.provider import NoOptions
-from octavo.core.contracts.scheduler_policy import SchedulerPolicyContext
-from octavo.core.engine.core import EngineCore
 from octavo.core.messages import EngineOutputs, Finish
-from octavo.core.scheduler.scheduler import Scheduler, SchedulerLimits
-from octavo.core.testing.fake_worker import FakeExecutor, FakeWorker
-from octavo.plugins.kv_cache_managers.paged import PagedKVCacheManager
-from octavo.plugins.preemption.recompute import RecomputePolicy
-from octavo.plugins.scheduler_policies.fcfs import FcfsPolicy
-
-NUM_BLOCKS, BLOCK_SIZE = 200, 4
-
-
-def make_engine(max_num_seqs: int = 8, max_model_len: int = 96) -> EngineCore:
-    options = NoOptions()
-    pool = KVCacheManagerContext(NUM_BLOCKS, BLOCK_SIZE, max_num_seqs, max_model_len)
-    clock = itertools.count().__next__
-    worker = FakeWorker(block_size=BLOCK_SIZE)
-    executor = FakeExecutor(worker)
-    executor.allocate_kv(NUM_BLOCKS)
-    limits = SchedulerLimits(
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=256,
-        max_model_len=max_model_len,
-        vocab_size=worker.vocab_size,
-        block_size=BLOCK_SIZE,
-    )
-    policy = FcfsPolicy(options, SchedulerPolicyContext(max_num_seqs, 256, clock))
-    recompute = RecomputePolicy(options, PreemptionPolicyContext(1))
-    kv = PagedKVCacheManager(options, pool)
-    return EngineCore(Scheduler(limits, kv, policy, recompute, clock), executor, clock=clock)
+from octavo.core.testing.fake_engine import make_fake_engine
 
 
 def outputs(handles: list[int], finished: list[Finish] | None = None) -> EngineOutputs:
@@ -110,7 +79,7 @@ def test_requests_generate_exactly_what_is_asked() -> None:
 def test_figures_of_a_run_fit_together() -> None:
     ticks = itertools.count()
     shape = Shape(num_prompts=20, input_len=10, output_len=6)
-    result = measure(make_engine(), shape, 97, seed=0, clock=lambda: float(next(ticks)))
+    result = measure(make_fake_engine(), shape, 97, seed=0, clock=lambda: float(next(ticks)))
     # the clock ticks once at the start, once a step with outputs, and once at the end
     assert result["elapsed_s"] == next(ticks) - 1
     assert result["output_tokens_per_s"] == pytest.approx(120 / result["elapsed_s"])
@@ -125,19 +94,19 @@ def test_figures_of_a_run_fit_together() -> None:
 def test_a_run_that_did_less_work_is_no_result() -> None:
     shape = Shape(num_prompts=3, input_len=10, output_len=20)
     with pytest.raises(RuntimeError, match=r"after 14 of 20 tokens"):
-        measure(make_engine(max_model_len=24), shape, 97, seed=0)
+        measure(make_fake_engine(max_model_len=24), shape, 97, seed=0)
 
 
 def test_every_token_is_reported_to_the_progress_bar() -> None:
     batch = list(requests(random_prompts(Shape(5, 4, 3), 97, seed=1), 3))
     seen: list[int] = []
-    run_requests(make_engine(), batch, on_tokens=seen.append)
+    run_requests(make_fake_engine(), batch, on_tokens=seen.append)
     assert sum(seen) == 15
 
 
 def test_lines_for_people_name_every_figure() -> None:
     shape = Shape(num_prompts=4, input_len=6, output_len=3)
-    result = measure(make_engine(), shape, 97, seed=0)
+    result = measure(make_fake_engine(), shape, 97, seed=0)
     result |= {"model": "tiny", "workload": {**vars(shape), "seed": 0}, "startup_s": 1.5}
     result |= {"peak_rss_bytes": 3 << 20, "peak_device_bytes": 5 << 20}
     text = "\n".join(lines(result))
