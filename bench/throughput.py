@@ -34,8 +34,9 @@ def positive(text: str) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The benchmark's own flags, and those that `serve` takes for the model and its engine."""
-    from octavo.server.cli import add_config_arguments
+    """The benchmark's own flags, and those that `serve` takes for the model and its engine. Of the
+    latter, `--seed` also chooses the prompts."""
+    from octavo.server.cli_config import add_config_arguments
 
     add_config_arguments(parser)
     own = parser.add_argument_group("benchmark")
@@ -134,7 +135,7 @@ def main(args: argparse.Namespace) -> int:
     """Run the benchmark that the command line asks for. Returns the exit status."""
     from octavo.core.config.resolve import resolve
     from octavo.core.engine.builder import build_engine
-    from octavo.server.cli import config_from_args
+    from octavo.server.cli_config import config_from_args
 
     started = time.perf_counter()
     config, registry = config_from_args(args)
