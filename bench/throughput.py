@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -140,7 +141,9 @@ def main(args: argparse.Namespace) -> int:
     started = time.perf_counter()
     config, registry = config_from_args(args)
     resolved = resolve(config, registry)
-    engine = build_engine(resolved, registry, lambda line: print(line, file=sys.stderr))
+    tell = partial(print, file=sys.stderr)
+    engine = build_engine(resolved, registry, tell)
+    tell("\n".join(engine.report.lines()))
     shape = Shape(args.num_prompts, args.input_len, args.output_len)
     seed = args.seed or 0
     result: dict[str, Any] = {

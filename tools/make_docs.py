@@ -1,7 +1,8 @@
 """Write what the documentation has from the code: `make docs`.
 
-docs/contracts.md comes from the source of the contracts, the README's table of built-in parts from
-what they register. Tests compare both with what this makes, so that they cannot grow stale.
+docs/contracts.md comes from the source of the contracts, docs/configuration.md from the models of
+the configuration, the README's table of built-in parts from what they register. Tests compare all
+three with what this makes, so that they cannot grow stale.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import inspect
 from pathlib import Path
 
 from octavo import backends, models, plugins
+from octavo.core.config.reference import reference
 from octavo.core.contracts import KINDS, Kind, provider
 
 ROOT = Path(__file__).resolve().parent.parent
+CONFIGURATION = ROOT / "docs" / "configuration.md"
 CONTRACTS = ROOT / "docs" / "contracts.md"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- built-in: written by `make docs` -->\n", "<!-- end of built-in -->"
@@ -173,8 +176,10 @@ def readme(current: str) -> str:
 
 def main() -> None:
     CONTRACTS.write_text(page())
+    CONFIGURATION.write_text(reference())
     README.write_text(readme(README.read_text()))
-    print(f"wrote {CONTRACTS.relative_to(ROOT)} and the table in {README.relative_to(ROOT)}")
+    for file in (CONTRACTS, CONFIGURATION, README):
+        print(f"wrote {file.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ import octavo
 names, missing = ["octavo"], []
 for info in pkgutil.walk_packages(octavo.__path__, "octavo.", onerror=lambda name: None):
     try:
-        importlib.import_module(info.name)
+        if not info.name.endswith(".__main__"):  # these run a command
+            importlib.import_module(info.name)
     except ModuleNotFoundError as error:
         missing.append([info.name, error.name])
     names.append(info.name)
