@@ -6,76 +6,34 @@ Legend: T tokens of the batch, B rows, R rows that sample, E hidden size, V voca
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo.core.contracts.attention_backend import AttentionBackend, AttentionBackendContext
 from octavo.core.contracts.executor import Worker, WorkerReport
-from octavo.core.contracts.graph_runner import GraphRunner, GraphRunnerContext
-from octavo.core.contracts.logits_processor import DeviceLogitsProcessor, LogitsProcessorContext
-from octavo.core.contracts.model import AttentionFn, AttentionSpec, CausalLM, KVSpec
-from octavo.core.contracts.provider import Platform
-from octavo.core.contracts.sampler import Sampler, SamplerContext
-from octavo.core.errors import ConfigError, PluginUnavailable
+from octavo.core.contracts.graph_runner import GraphRunnerContext
+from octavo.core.contracts.logits_processor import LogitsProcessorContext
+from octavo.core.contracts.model import KVSpec
+from octavo.core.contracts.sampler import SamplerContext
+from octavo.core.errors import ConfigError
 from octavo.core.messages import LogitMasks, Logprobs, PromptLogprobs, StepPlan, StepResult
 from octavo.core.runner import profile
 from octavo.core.runner.attention_op import AttentionOp
 from octavo.core.runner.batch import BatchBuilder, StepBatch
-from octavo.core.runner.kv_pool import KVPool, block_bytes, choose_layout
+from octavo.core.runner.kv_pool import KVPool, block_bytes
+from octavo.core.runner.kv_setup import Backends, kv_budget, make_backends, make_pool
 from octavo.core.runner.logprobs import PromptLogprobsCollector, columns
 from octavo.core.runner.masks import apply_masks
 from octavo.core.runner.mirror import Mirror
+from octavo.core.runner.parts import RunnerParts, RunnerSettings
 from octavo.core.runner.probe_plan import probe_plan
 from octavo.core.runner.processors import ProcessorSet
 from octavo.core.runner.sampling_state import SamplingState
 
 _NOTHING_ALLOWED = "no token can be sampled: every logit is masked, or some are not numbers"
-_CUDA_BUDGET = 8192
-_MOST_PROFILED = 8192
 _SUPPORT = ("none", "decode", "all")
-
-
-@dataclass(frozen=True)
-class RunnerSettings:
-    """Plain facts. kv_dtype: of the pool. max_num_batched_tokens: None when it shall be found.
-    num_threads: of the CPU, None to leave it. poison: see `KVPool`."""
-
-    device: torch.device
-    dtype: torch.dtype
-    kv_dtype: torch.dtype
-    block_size: int
-    max_num_seqs: int
-    max_model_len: int
-    max_num_batched_tokens: int | None = None
-    memory_utilization: float = 0.9
-    num_threads: int | None = None
-    poison: bool = False
-
-
-RegisterAttention = Callable[[int, AttentionSpec, torch.Tensor | None], AttentionFn]
-
-
-@dataclass(frozen=True)
-class RunnerParts:
-    """How the runner's parts are made, each by the context that its kind defines.
-
-    model: gets `ModelContext.attention` and builds the module. load_weights: fills it. choices: for
-    the report.
-    """
-
-    model: Callable[[RegisterAttention], CausalLM]
-    load_weights: Callable[[CausalLM], None]
-    attention_backend: Callable[[AttentionBackendContext], AttentionBackend]
-    sampler: Callable[[SamplerContext], Sampler]
-    graph_runner: Callable[[GraphRunnerContext], GraphRunner]
-    logits_processors: Callable[
-        [LogitsProcessorContext], Sequence[tuple[str, DeviceLogitsProcessor]]
-    ] = field(default=lambda context: ())
-    choices: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -97,7 +55,7 @@ class ModelRunner(Worker):
         self.settings, self._parts = settings, parts
         self._attention = AttentionOp()
         self._kv_specs: list[KVSpec] = []
-        self._backends: list[tuple[int, AttentionBackend]] = []
+        self._backends: Backends = []
         self._step: _Step | None = None
         self.pool: KVPool | None = None
 
@@ -127,7 +85,7 @@ class ModelRunner(Worker):
             weight_bytes=weight_bytes,
             activation_bytes=found.activation_bytes,
             block_bytes=size,
-            kv_budget=self._kv_budget(size, found.activation_bytes),
+            kv_budget=kv_budget(settings, size, found.activation_bytes),
             vocab_size=self.model.vocab_size,
             dtype=str(settings.dtype).removeprefix("torch."),
             step_token_limit=found.step_token_limit,
@@ -146,7 +104,7 @@ class ModelRunner(Worker):
             num_groups=num_groups,
         )
         self._builder = BatchBuilder(self.mirror, max_tokens=max_tokens, device=settings.device)
-        self._backends = [(group, self._make_backend(group)) for group in range(num_groups)]
+        self._backends = make_backends(settings, self._parts, self._kv_specs, self._attention.specs)
         self._sampler = self._parts.sampler(
             SamplerContext(vocab_size, settings.max_num_seqs, settings.device)
         )
@@ -173,71 +131,21 @@ class ModelRunner(Worker):
                     (backend.graph_support for _, backend in self._backends), key=_SUPPORT.index
                 ),
                 max_num_seqs=settings.max_num_seqs,
-                max_num_batched_tokens=max_tokens or _CUDA_BUDGET,
+                max_num_batched_tokens=max_tokens or profile.CUDA_BUDGET,
             )
         )
-
-    def _make_backend(self, group: int) -> AttentionBackend:
-        settings, layers = self.settings, self._attention.specs
-        specs = tuple(
-            dict.fromkeys(layers[spec.layer] for spec in self._kv_specs if spec.group == group)
-        )
-        backend = self._parts.attention_backend(
-            AttentionBackendContext(
-                specs=specs,
-                dtype=settings.dtype,
-                kv_dtype=settings.kv_dtype,
-                device=settings.device,
-                block_size=settings.block_size,
-                max_num_seqs=settings.max_num_seqs,
-                max_num_batched_tokens=settings.max_num_batched_tokens or _CUDA_BUDGET,
-                max_model_len=settings.max_model_len,
-            )
-        )
-        platform = Platform(settings.device.type, _capability(settings.device))
-        for spec in specs:
-            reason = backend.supports(spec, platform)
-            if reason:
-                raise PluginUnavailable(
-                    f"the attention backend cannot compute this model: {reason}",
-                    kind="attention_backend",
-                )
-        return backend
-
-    def _make_pool(self, num_blocks: int, num_host_blocks: int, poison: bool) -> KVPool:
-        settings, by_group = self.settings, dict(self._backends)
-        layouts = [
-            choose_layout(
-                by_group[spec.group].kv_layouts(self._attention.specs[spec.layer]),
-                settings.kv_dtype,
-                settings.block_size,
-            )
-            for spec in self._kv_specs
-        ]
-        pool = KVPool(
-            self._kv_specs,
-            layouts,
-            num_blocks=num_blocks,
-            block_size=settings.block_size,
-            dtype=settings.kv_dtype,
-            device=settings.device,
-            num_host_blocks=num_host_blocks,
-            poison=poison,
-        )
-        self._attention.bind(pool.layers, self._backends)
-        return pool
 
     def _profile(self) -> profile.Profile:
         """Run the largest batch once, on a pool made for it."""
         settings = self.settings
-        most = min(settings.max_num_seqs * settings.max_model_len, _MOST_PROFILED)
+        most = min(settings.max_num_seqs * settings.max_model_len, profile.MOST_TOKENS)
         wanted = settings.max_num_batched_tokens
         cuda = settings.device.type == "cuda"
-        largest = min(wanted or (_CUDA_BUDGET if cuda else most), most)
+        largest = min(wanted or (profile.CUDA_BUDGET if cuda else most), most)
         rows = -(-largest // settings.max_model_len)
         blocks = rows * -(-settings.max_model_len // settings.block_size) + 1
         blocks = min(blocks, largest // settings.block_size + rows + 1)
-        self.pool = self._make_pool(blocks, 0, False)
+        self._set_pool(blocks)
 
         def run(tokens: int) -> None:
             plan = probe_plan(tokens, self.mirror, self.model.vocab_size)
@@ -255,20 +163,24 @@ class ModelRunner(Worker):
         self._drop_pool()
         return found
 
+    def _set_pool(self, num_blocks: int, num_host_blocks: int = 0, poison: bool = False) -> None:
+        self._drop_pool()
+        self.pool = make_pool(
+            self.settings,
+            self._backends,
+            self._kv_specs,
+            self._attention.specs,
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            poison=poison,
+        )
+        self._attention.bind(self.pool.layers, self._backends)
+
     def _drop_pool(self) -> None:
         self.pool = None
         self._attention.unbind()
         if self.settings.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _kv_budget(self, size: int, activation_bytes: int) -> int:
-        settings = self.settings
-        if settings.device.type == "cuda":
-            return profile.kv_budget_cuda(
-                settings.device, settings.memory_utilization, activation_bytes
-            )
-        blocks_each = -(-settings.max_model_len // settings.block_size)
-        return profile.kv_budget_cpu((settings.max_num_seqs * blocks_each + 1) * size)
 
     @torch.inference_mode()
     def allocate_kv(self, num_blocks: int, num_host_blocks: int = 0) -> None:
@@ -277,8 +189,7 @@ class ModelRunner(Worker):
                 f"the KV pool needs at least 2 blocks (one is the null block), got {num_blocks}",
                 path="kv_cache.num_blocks",
             )
-        self._drop_pool()
-        self.pool = self._make_pool(num_blocks, num_host_blocks, self.settings.poison)
+        self._set_pool(num_blocks, num_host_blocks, self.settings.poison)
         self._graph_runner.warm_up()
 
     # ---- a step ---------------------------------------------------------------------------------
@@ -413,7 +324,3 @@ class _timed:
 
     def __exit__(self, *error: object) -> None:
         self._phases[self._name] = time.perf_counter() - self._started
-
-
-def _capability(device: torch.device) -> tuple[int, int] | None:
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None

@@ -22,6 +22,12 @@ STEP_SECONDS = 0.5
 _SHORT_PASS = 0.1
 """Seconds from which a timed pass is long enough to extrapolate from."""
 
+MOST_TOKENS = 8192
+"""Largest batch that is profiled, and largest `step_token_limit`."""
+
+CUDA_BUDGET = 8192
+"""Tokens a step that are prepared for on CUDA when the configuration leaves them open."""
+
 _CPU_POOL = 4 * GIB
 _CPU_SHARE = 4
 """On a CPU the pool takes at most this many bytes, and one part in this many of what is free."""
@@ -62,12 +68,12 @@ def step_token_limit(run: Callable[[int], None], most: int) -> int:
     tokens = min(64, most)
     while True:
         seconds = _timed(run, tokens)
-        if seconds >= _SHORT_PASS or tokens >= min(most, 8192):
+        if seconds >= _SHORT_PASS or tokens >= min(most, MOST_TOKENS):
             break
-        tokens = min(tokens * 2, most, 8192)
+        tokens = min(tokens * 2, most, MOST_TOKENS)
     seconds = min(seconds, _timed(run, tokens))  # other processes may have disturbed the first
     limit = int(tokens * STEP_SECONDS / max(seconds, 1e-6))
-    return min(8192, max(64, limit // 16 * 16))
+    return min(MOST_TOKENS, max(64, limit // 16 * 16))
 
 
 def _timed(run: Callable[[int], None], tokens: int) -> float:

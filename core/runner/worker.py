@@ -11,12 +11,8 @@ from octavo.core.contracts.logits_processor import DeviceLogitsProcessor, Logits
 from octavo.core.contracts.model import CausalLM, ModelContext
 from octavo.core.contracts.quantization import QuantizationContext
 from octavo.core.errors import ConfigError
-from octavo.core.runner.model_runner import (
-    ModelRunner,
-    RegisterAttention,
-    RunnerParts,
-    RunnerSettings,
-)
+from octavo.core.runner.model_runner import ModelRunner
+from octavo.core.runner.parts import RegisterAttention, RunnerParts, RunnerSettings
 
 if TYPE_CHECKING:
     from octavo.core.config.resolve import Resolved

@@ -17,7 +17,8 @@ from octavo.core.contracts import NoOptions
 from octavo.core.contracts.model import ModelContext
 from octavo.core.contracts.quantization import QuantizationContext
 from octavo.core.messages import AdmittedRow, StepPlan, StepResult
-from octavo.core.runner.model_runner import ModelRunner, RunnerParts, RunnerSettings
+from octavo.core.runner.model_runner import ModelRunner
+from octavo.core.runner.parts import RunnerParts, RunnerSettings
 from octavo.core.sampling_params import SamplingParams
 from octavo.plugins.samplers.torch_sampler import TorchSampler
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
 from octavo.core.errors import ConfigError
-from octavo.core.messages import LogitMasks
+from octavo.core.messages import AdmittedRow, LogitMasks, StepPlan
+from octavo.core.sampling_params import SamplingParams
 
 POOL = 16 * 16 + 1
 
@@ -223,4 +226,60 @@ def test_a_pool_needs_a_block_beside_the_null_block(tiny_llama):
     runner.load()
     with pytest.raises(ConfigError, match="at least 2 blocks"):
         runner.allocate_kv(1)
+    runner.close()
+
+
+def test_layers_in_two_groups(tiny_llama, monkeypatch):
+    """Each group has block tables of its own; here the second one's blocks are the first's,
+    reversed."""
+    from octavo.models.families.decoder import Decoder
+
+    plain = Decoder.kv_specs
+    monkeypatch.setattr(
+        Decoder,
+        "kv_specs",
+        lambda self: [dataclasses.replace(spec, group=spec.layer % 2) for spec in plain(self)],
+    )
+    runner = tiny_llama.runner()
+    runner.load()
+    runner.allocate_kv(40)
+    tokens = prompt(7)
+    row = AdmittedRow(
+        slot=0,
+        handle=1,
+        token_ids=np.asarray(tokens, np.int32),
+        num_prompt=7,
+        num_computed=0,
+        blocks=np.asarray([[5, 6], [6, 5]], np.int32),
+        sampling=SamplingParams(temperature=0),
+        seed=0,
+    )
+    known = list(tokens)
+    for count in (7, 1, 1):
+        runner.forward(
+            StepPlan(
+                step=0,
+                slots=np.zeros(1, np.int32),
+                counts=np.asarray([count], np.int32),
+                num_decodes=int(count == 1),
+                sample_rows=np.zeros(1, np.int32),
+                layout=0,
+                released=np.zeros(0, np.int32),
+                appended=np.asarray(
+                    [(0, 0, 2, 7), (1, 0, 2, 9)] if len(known) == 9 else [], np.int32
+                )
+                .reshape(-1, 4)
+                .T,
+                copies=np.zeros((5, 0), np.int32),
+                admitted=[row] if count == 7 else [],
+            )
+        )
+        known.append(int(runner.sample(None).token_ids[0, 0]))
+    assert known[7:] == tiny_llama.generate(tokens, 3)
+    used = [cache.k[:, 0, 0, 0].isnan().logical_not() for cache in runner.pool.layers]
+    assert [mask.nonzero().flatten().tolist() for mask in used] == [
+        [0, 5, 6, 7],
+        [0, 5, 6, 9],
+        [0, 5, 6, 7],
+    ]
     runner.close()

@@ -1,0 +1,100 @@
+"""Attention backends of the KV groups, the pool that they accept, and how large it may be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from octavo.core.contracts.attention_backend import AttentionBackend, AttentionBackendContext
+from octavo.core.contracts.model import AttentionSpec, KVSpec
+from octavo.core.contracts.provider import Platform
+from octavo.core.errors import PluginUnavailable
+from octavo.core.runner.kv_pool import KVPool, choose_layout
+from octavo.core.runner.parts import RunnerParts, RunnerSettings
+from octavo.core.runner.profile import CUDA_BUDGET, kv_budget_cpu, kv_budget_cuda
+
+Backends = list[tuple[int, AttentionBackend]]
+"""(group, backend), in group order."""
+
+
+def make_backends(
+    settings: RunnerSettings,
+    parts: RunnerParts,
+    kv_specs: Sequence[KVSpec],
+    attention_specs: Mapping[int, AttentionSpec],
+) -> Backends:
+    """One backend a group. attention_specs: by layer. Raises `PluginUnavailable` for a layer that
+    the backend cannot compute."""
+    num_groups = 1 + max((spec.group for spec in kv_specs), default=0)
+    made: Backends = []
+    for group in range(num_groups):
+        specs = tuple(
+            dict.fromkeys(attention_specs[spec.layer] for spec in kv_specs if spec.group == group)
+        )
+        backend = parts.attention_backend(
+            AttentionBackendContext(
+                specs=specs,
+                dtype=settings.dtype,
+                kv_dtype=settings.kv_dtype,
+                device=settings.device,
+                block_size=settings.block_size,
+                max_num_seqs=settings.max_num_seqs,
+                max_num_batched_tokens=settings.max_num_batched_tokens or CUDA_BUDGET,
+                max_model_len=settings.max_model_len,
+            )
+        )
+        platform = Platform(settings.device.type, _capability(settings.device))
+        for spec in specs:
+            reason = backend.supports(spec, platform)
+            if reason:
+                raise PluginUnavailable(
+                    f"the attention backend cannot compute this model: {reason}",
+                    kind="attention_backend",
+                )
+        made.append((group, backend))
+    return made
+
+
+def make_pool(
+    settings: RunnerSettings,
+    backends: Backends,
+    kv_specs: Sequence[KVSpec],
+    attention_specs: Mapping[int, AttentionSpec],
+    *,
+    num_blocks: int,
+    num_host_blocks: int = 0,
+    poison: bool = False,
+) -> KVPool:
+    """A pool in the first layout that each layer's backend and the settings agree on."""
+    by_group = dict(backends)
+    layouts = [
+        choose_layout(
+            by_group[spec.group].kv_layouts(attention_specs[spec.layer]),
+            settings.kv_dtype,
+            settings.block_size,
+        )
+        for spec in kv_specs
+    ]
+    return KVPool(
+        kv_specs,
+        layouts,
+        num_blocks=num_blocks,
+        block_size=settings.block_size,
+        dtype=settings.kv_dtype,
+        device=settings.device,
+        num_host_blocks=num_host_blocks,
+        poison=poison,
+    )
+
+
+def kv_budget(settings: RunnerSettings, bytes_a_block: int, activation_bytes: int) -> int:
+    """Bytes that the pool may take."""
+    if settings.device.type == "cuda":
+        return kv_budget_cuda(settings.device, settings.memory_utilization, activation_bytes)
+    blocks_each = -(-settings.max_model_len // settings.block_size)
+    return kv_budget_cpu((settings.max_num_seqs * blocks_each + 1) * bytes_a_block)
+
+
+def _capability(device: torch.device) -> tuple[int, int] | None:
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
