@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from octavo.core.config.models import Choice
 from octavo.core.contracts.executor import Executor, Ticket, WorkerReport
 from octavo.core.contracts.kv_cache_manager import KVCacheManagerContext

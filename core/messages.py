@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
 from octavo.core.sampling_params import SamplingParams
 
 M = TypeVar("M")
@@ -216,7 +217,8 @@ def _ext_hook(code: int, data: memoryview) -> Any:
         raise msgspec.DecodeError(f"unknown extension code {code}")
     ndim = data[0]
     shape = struct.unpack_from(f"<{ndim}I", data, 1)
-    return np.frombuffer(data, dtype=_DTYPES[code], offset=1 + 4 * ndim).reshape(shape)
+    dtype: Any = _DTYPES[code]
+    return np.frombuffer(data, dtype, offset=1 + 4 * ndim).reshape(shape)
 
 
 def _decode_hook(kind: Any, value: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
 from octavo.core.contracts.model import AttentionSpec
 from octavo.core.contracts.provider import Platform, Provider, hookspec
 

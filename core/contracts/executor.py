@@ -24,7 +24,8 @@ class WorkerReport:
 
     kv_specs: one a layer. block_bytes: bytes of one KV block in all layers. kv_budget: bytes that
     the KV pool may take by `memory_utilization`. activation_bytes: peak beside weights and KV.
-    choices: plugin kind to (name, reason) for what the worker picked. phases: seconds of each start
+    choices: plugin kind to (name, reason) where the worker
+    decided other than was planned. phases: seconds of each start
     phase. vocab_size: rows of the head. notes: lines for the startup report.
     step_token_limit: tokens that the device computes in half a second, where that was measured.
     """

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from octavo.core.contracts.provider import Provider, hookspec
 
 

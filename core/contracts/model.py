@@ -15,6 +15,7 @@ from octavo.core.contracts.provider import Provider, hookspec
 
 if TYPE_CHECKING:
     import torch
+
     from octavo.core.contracts.quantization import QuantizationMethod
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
 from octavo.core.contracts.provider import Provider, hookspec
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from octavo.core.contracts import KINDS
 from octavo.core.contracts.executor import Executor, ExecutorContext, Worker, WorkerReport
 from octavo.core.contracts.kv_cache_manager import KVCacheManager, KVCacheManagerContext
 from octavo.core.contracts.logits_processor import HostLogitsProcessor, LogitsProcessorContext
@@ -226,16 +227,18 @@ def _checked(
 
 def _choices(resolved: Resolved, worker: WorkerReport) -> tuple[PluginChoice, ...]:
     """Every plugin in use, with what the worker decided in place of what was planned."""
-    listed: list[Any] = [
-        *resolved.selections.values(),
-        *resolved.logits_processors,
-        *resolved.observers,
+    listed = [
+        (KINDS[selection.kind].config_path, selection) for selection in resolved.selections.values()
     ]
+    for key, selections in (
+        ("logits_processors", resolved.logits_processors),
+        ("observers", resolved.observers),
+    ):
+        listed += [(f"{key}[{index}]", selection) for index, selection in enumerate(selections)]
     choices = []
-    for selection in listed:
-        name, reason = worker.choices.get(selection.kind, (selection.name, selection.reason))
-        if selection.kind in ("logits_processor", "observer"):
-            name, reason = selection.name, selection.reason
+    for path, selection in listed:
+        planned = (selection.name, resolved.reasons.get(path, selection.reason))
+        name, reason = worker.choices.get(selection.kind, planned)
         choices.append(
             PluginChoice(
                 kind=selection.kind,

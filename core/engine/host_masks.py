@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
+
 from octavo.core.contracts.logits_processor import AttachedRequest, HostLogitsProcessor
 from octavo.core.errors import RequestError
 from octavo.core.messages import AdmittedRow, EngineOutputs, LogitMasks, StepPlan

@@ -38,11 +38,11 @@ class Observers:
 
     def close(self) -> None:
         for name, observer in self._all:
-            self._guard(name, lambda _, o=observer: o.close(), None)
+            self._guard(name, observer.close)
 
-    def _guard(self, name: str, call: Callable[[Any], None], event: Any) -> None:
+    def _guard(self, name: str, call: Callable[..., None], *event: Any) -> None:
         try:
-            call(event)
+            call(*event)
         except Exception:
             count = self.num_failures.get(name, 0)
             self.num_failures[name] = count + 1

@@ -64,8 +64,8 @@ class StartupReport:
             f"weights    {self.num_parameters / 1e6:,.1f} M parameters, {size(self.weight_bytes)};"
             f" activations {size(self.activation_bytes)}",
             f"KV cache   {self.num_blocks:,} blocks of {self.block_size} = {self.kv_tokens:,} tokens"
-            f", {size(self.kv_bytes)}; {self.concurrency:.1f} sequences of max_model_len"
-            f" {self.max_model_len} at once ({self.pool_reason})",
+            f", {size(self.kv_bytes)};"
+            f" {self.concurrency:.1f} sequences of max_model_len {self.max_model_len} at once ({self.pool_reason})",
             f"budgets    max_num_seqs {self.max_num_seqs}, max_num_batched_tokens"
             f" {self.max_num_batched_tokens} ({self.budget_reason})",
         ]

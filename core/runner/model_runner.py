@@ -89,7 +89,6 @@ class ModelRunner(Worker):
             vocab_size=self.model.vocab_size,
             dtype=str(settings.dtype).removeprefix("torch."),
             step_token_limit=found.step_token_limit,
-            choices=dict(self._parts.choices),
             phases=phases,
         )
 

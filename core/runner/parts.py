@@ -38,8 +38,7 @@ RegisterAttention = Callable[[int, AttentionSpec, torch.Tensor | None], Attentio
 class RunnerParts:
     """How the runner's parts are made, each by the context that its kind defines.
 
-    model: gets `ModelContext.attention` and builds the module. load_weights: fills it. choices: for
-    the report.
+    model: gets `ModelContext.attention` and builds the module. load_weights: fills it.
     """
 
     model: Callable[[RegisterAttention], CausalLM]
@@ -50,4 +49,3 @@ class RunnerParts:
     logits_processors: Callable[
         [LogitsProcessorContext], Sequence[tuple[str, DeviceLogitsProcessor]]
     ] = field(default=lambda context: ())
-    choices: dict[str, tuple[str, str]] = field(default_factory=dict)

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from octavo.core.config.resolve import Resolved
     from octavo.core.registry import Registry
 
-_KINDS = ("model", "quantization", "attention_backend", "sampler", "graph_runner")
-
 
 def make_worker(resolved: Resolved, registry: Registry, rank: int, world: int) -> Worker:
     """The worker of one rank. Its parts are created when it loads."""
@@ -109,9 +107,4 @@ def _parts(resolved: Resolved, registry: Registry, settings: RunnerSettings) -> 
         sampler=lambda context: create("sampler", context),
         graph_runner=lambda context: create("graph_runner", context),
         logits_processors=processors,
-        choices={
-            kind: (selections[kind].name, selections[kind].reason)
-            for kind in _KINDS
-            if kind in selections
-        },
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
 from octavo.core.contracts.kv_cache_manager import NO_MATCH, BlockCopy, Match
 from octavo.core.contracts.scheduler_policy import SchedulerPolicy
 from octavo.core.messages import AdmittedRow

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
 from octavo.core.contracts.kv_cache_manager import KVCacheManager
 from octavo.core.contracts.preemption_policy import PreemptionPolicy, Victim
 from octavo.core.contracts.scheduler_policy import SchedulerPolicy, WaitingRequest
@@ -34,7 +35,7 @@ from octavo.core.messages import (
     StepResult,
 )
 from octavo.core.scheduler.admission import Admission
-from octavo.core.scheduler.state import Phase, RowSet, Sequence, SlotTable, StopTokens
+from octavo.core.scheduler.state import Index, Phase, RowSet, Sequence, SlotTable, StopTokens
 
 _NONE = np.empty(0, np.int32)
 
@@ -258,10 +259,10 @@ class Scheduler:
             order = self.policy.order(view)
         ordered = want if order is None else want[order]
         before = np.cumsum(ordered) - ordered
-        given = np.clip(budget - before, 0, ordered)
+        given: NDArray[np.int64] = np.clip(budget - before, 0, ordered)
         if order is None:
             return given
-        chunks = np.empty_like(given)
+        chunks: NDArray[np.int64] = np.empty_like(given)
         chunks[order] = given
         return chunks
 
@@ -333,9 +334,9 @@ class Scheduler:
             self._batch = slots.astype(np.int32)
         return self._batch
 
-    def _appended_blocks(self, slots: NDArray[np.intp], index: object) -> NDArray[np.int32]:
+    def _appended_blocks(self, slots: NDArray[np.intp], index: Index) -> NDArray[np.int32]:
         """Blocks that the worker has not been told of, int32[4, n]."""
-        held, told = self.kv.num_slot_blocks[index], self._told_blocks[index]  # type: ignore[index]
+        held, told = self.kv.num_slot_blocks[index], self._told_blocks[index]
         rows = np.flatnonzero(held != told)
         if not rows.size:
             return np.empty((4, 0), np.int32)
@@ -356,14 +357,14 @@ class Scheduler:
     def _advance(
         self,
         sampling: NDArray[np.intp],
-        index: object,
+        index: Index,
         record: InFlight,
         num_decodes: int,
     ) -> None:
         """Count the tokens that the step will sample; rows whose prompt is complete decode from
         now on; rows that reach their length leave."""
         table = self.slots
-        table.num_tokens[index] += 1  # type: ignore[index]
+        table.num_tokens[index] += 1
         done = sampling[num_decodes:]
         if len(done):
             self.prefilling.keep(~np.isin(self.prefilling.slots, done))

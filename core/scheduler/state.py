@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from octavo.core.contracts.scheduler_policy import RunningView, WaitingRequest
 from octavo.core.messages import EngineRequest
 
@@ -130,30 +131,24 @@ class SlotTable:
 
     def view(self, slots: NDArray[np.intp], now: float) -> RunningView:
         """Read-only columns of these slots for a policy."""
-        columns = [
-            column[slots]
-            for column in (
-                self.handle,
-                self.num_tokens,
-                self.num_computed,
-                self.num_prompt,
-                self.priority,
-                self.arrival,
-                self.user,
-            )
-        ]
-        for column in (slots, *columns):
-            column.setflags(write=False)
-        handle, num_tokens, num_computed, num_prompt, priority, arrival, user = columns
+        arrival = self.arrival[slots]
+        slots.setflags(write=False)
+        arrival.setflags(write=False)
+
+        def column(values: NDArray[np.int64]) -> NDArray[np.int64]:
+            picked = values[slots]
+            picked.setflags(write=False)
+            return picked
+
         return RunningView(
             slots=slots,
-            handles=handle,
-            num_tokens=num_tokens,
-            num_computed=num_computed,
-            num_prompt=num_prompt,
-            priority=priority,
+            handles=column(self.handle),
+            num_tokens=column(self.num_tokens),
+            num_computed=column(self.num_computed),
+            num_prompt=column(self.num_prompt),
+            priority=column(self.priority),
             arrival=arrival,
-            user=user,
+            user=column(self.user),
             user_names=self.user_names,
             now=now,
         )

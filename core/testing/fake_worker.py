@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+
 from octavo.core.contracts.executor import Executor, Ticket, Worker, WorkerReport
 from octavo.core.contracts.model import KVSpec
 from octavo.core.messages import LogitMasks, StepPlan, StepResult
@@ -52,7 +53,7 @@ class FakeWorker(Worker):
 
     def next_token(self, tokens: list[int], seed: int, index: int) -> int:
         data = np.asarray([*tokens, index, seed & 0xFFFF], np.int32).tobytes()
-        return zlib.crc32(data) % self.vocab_size
+        return int(zlib.crc32(data) % self.vocab_size)
 
     def forward(self, plan: StepPlan) -> None:
         for slot in plan.released.tolist():
@@ -90,7 +91,7 @@ class FakeWorker(Worker):
         self.steps.append((len(plan.slots), int(plan.counts.sum())))
 
     def _read(self, row: _Row) -> list[int]:
-        full = self.pool[row.blocks].reshape(-1)[: row.num_computed].tolist()
+        full: list[int] = self.pool[row.blocks].reshape(-1)[: row.num_computed].tolist()
         assert full == row.tokens[: row.num_computed], "the KV cache holds other tokens"
         return full
 

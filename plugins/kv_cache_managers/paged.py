@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from octavo.core.contracts.kv_cache_manager import (
     NO_MATCH,
     BlockCopy,

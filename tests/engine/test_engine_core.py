@@ -6,6 +6,7 @@ import logging
 
 import numpy as np
 import pytest
+
 from octavo.core.contracts.logits_processor import HostLogitsProcessor
 from octavo.core.contracts.observer import Observer
 from octavo.core.contracts.scheduler_policy import SchedulerPolicy

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from octavo.core.messages import EngineRequest
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.testing.fake_engine import Collector, assert_clean
@@ -73,9 +74,7 @@ def test_executors(make_engine, prompts, reference, executor, together):
 @pytest.mark.parametrize("chunk", [1, 7, 16, 64, None])
 @pytest.mark.parametrize("executor", ["local", "threaded"])
 def test_chunk_sizes(make_engine, prompts, reference, chunk, executor):
-    engine = make_engine(
-        {"scheduler": {"max_chunk_tokens": chunk}, "executor": {"kind": executor}}
-    )
+    engine = make_engine({"scheduler": {"max_chunk_tokens": chunk}, "executor": {"kind": executor}})
     assert run(engine, greedy(prompts)) == reference
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
 from octavo.core.contracts.kv_cache_manager import KVCacheManagerContext
 from octavo.core.contracts.provider import NoOptions
 from octavo.plugins.kv_cache_managers.paged import PagedKVCacheManager

@@ -7,6 +7,7 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from octavo.core.errors import RequestTooLong
 from octavo.core.testing.fake_engine import Collector, assert_clean, expected, request
 from octavo.core.testing.fake_engine import make_fake_engine as make_engine
