@@ -89,7 +89,7 @@ def make_scheduler(
 
 
 def measure(
-    running: int, prompt_len: int, steps: int, block_size: int, policy: str, manager: str
+    running: int, prompt_len: int, steps: int, *, block_size: int, policy: str, manager: str
 ) -> dict[str, float]:
     """Milliseconds of schedule and commit in decode-only steps; microseconds of add_request."""
     scheduler = make_scheduler(running, prompt_len, block_size, policy, manager)
@@ -147,7 +147,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     numbers = measure(
-        args.running, args.prompt_len, args.steps, args.block_size, args.policy, args.manager
+        args.running,
+        args.prompt_len,
+        args.steps,
+        block_size=args.block_size,
+        policy=args.policy,
+        manager=args.manager,
     )
     print(f"decode-only steps of {args.running} sequences, prompts of {args.prompt_len} tokens")
     for name in ("schedule", "commit", "total"):

@@ -63,9 +63,10 @@ class StartupReport:
             f"{threads}",
             f"weights    {self.num_parameters / 1e6:,.1f} M parameters, {size(self.weight_bytes)};"
             f" activations {size(self.activation_bytes)}",
-            f"KV cache   {self.num_blocks:,} blocks of {self.block_size} = {self.kv_tokens:,} tokens"
-            f", {size(self.kv_bytes)};"
-            f" {self.concurrency:.1f} sequences of max_model_len {self.max_model_len} at once ({self.pool_reason})",
+            f"KV cache   {self.num_blocks:,} blocks of {self.block_size} ="
+            f" {self.kv_tokens:,} tokens, {size(self.kv_bytes)};"
+            f" {self.concurrency:.1f} sequences of max_model_len {self.max_model_len} at once"
+            f" ({self.pool_reason})",
             f"budgets    max_num_seqs {self.max_num_seqs}, max_num_batched_tokens"
             f" {self.max_num_batched_tokens} ({self.budget_reason})",
         ]

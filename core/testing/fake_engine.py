@@ -90,6 +90,7 @@ def request(
     handle: int,
     tokens: Sequence[int],
     max_tokens: int = 8,
+    *,
     parent: int | None = None,
     index: int = 0,
     **sampling: Any,

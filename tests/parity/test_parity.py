@@ -13,7 +13,7 @@ from octavo.core.testing.fake_engine import Collector, assert_clean
 OUTPUT = 12
 
 
-def request(handle, tokens, max_tokens=OUTPUT, seed=0, index=0, parent=None, **sampling):
+def request(handle, tokens, max_tokens=OUTPUT, *, seed=0, index=0, parent=None, **sampling):
     sampling = {"temperature": 0.0, "ignore_eos": True, **sampling}
     return EngineRequest(
         handle=handle,
@@ -117,7 +117,7 @@ def test_a_pool_so_small_that_sequences_are_preempted(make_engine, prompts, refe
     assert engine.metrics()["num_preemptions"] > 3
 
 
-SAMPLED = dict(temperature=1.0, top_k=40, top_p=0.95)
+SAMPLED = {"temperature": 1.0, "top_k": 40, "top_p": 0.95}
 
 
 def sampled(prompts):
