@@ -183,9 +183,7 @@ class PagedKVCacheManager(KVCacheManager):
             hashes = digest.hashes
             if len(hashes) <= index:
                 parent = hashes[-1] if hashes else digest.root
-                hashes.append(
-                    sha256(parent + data[4 * size * row : 4 * size * (row + 1)]).digest()
-                )
+                hashes.append(sha256(parent + data[4 * size * row : 4 * size * (row + 1)]).digest())
             keys.append(hashes[index])
         self._name(keys, blocks)
 
