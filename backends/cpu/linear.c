@@ -210,8 +210,12 @@ void linear_team(const linear_t *l, const void *x, int xtype, int64_t xstride, i
 #pragma omp barrier
 }
 
+/* Work below this many multiply-adds is not worth waking threads for. */
+#define SMALL_WORK 65536
+
 EXPORT void octavo_linear(const linear_t *l, const void *x, int64_t xtype, int64_t xstride, int64_t rows,
                           void *y, int64_t ytype, int64_t ystride, int64_t threads) {
-#pragma omp parallel num_threads((int)threads)
+  const int team = rows * l->n * l->k < SMALL_WORK ? 1 : (int)threads;
+#pragma omp parallel num_threads(team)
   linear_team(l, x, (int)xtype, xstride, rows, y, (int)ytype, ystride);
 }

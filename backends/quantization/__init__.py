@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.core.contracts import Availability, ProbeContext, Provider
+from octavo.core.contracts import Availability, ProbeContext, Provider, Requirement
 
 
 def unquantized(context: ProbeContext) -> Availability:
@@ -17,11 +17,47 @@ def unquantized(context: ProbeContext) -> Availability:
     return Availability(True, "the checkpoint is not quantized")
 
 
+def native_unquantized(context: ProbeContext) -> Availability:
+    """The CPU kernels, for checkpoints in floating point."""
+    answer = unquantized(context)
+    if not answer:
+        return answer
+    from octavo.backends.cpu.build import probe
+
+    return probe(context)
+
+
+_CPU = (Requirement(devices=("cpu",)),)
+
 PROVIDERS: list[Provider[Any]] = [
     Provider(
         name="none",
         factory="octavo.backends.quantization.none:Unquantized",
         probe=unquantized,
         summary="Weights in the model's dtype.",
+    ),
+    Provider(
+        name="packed",
+        factory="octavo.backends.cpu.linear:PackedMethod",
+        requires=_CPU,
+        probe=native_unquantized,
+        rank=-1,
+        summary="Weights in the model's dtype, packed for the native CPU kernels.",
+    ),
+    Provider(
+        name="int8",
+        factory="octavo.backends.cpu.linear:Int8Method",
+        requires=_CPU,
+        probe=native_unquantized,
+        rank=-1,
+        summary="8-bit weights on the native CPU kernels, made on load from any float checkpoint.",
+    ),
+    Provider(
+        name="int4",
+        factory="octavo.backends.cpu.linear:Int4Method",
+        requires=_CPU,
+        probe=native_unquantized,
+        rank=-1,
+        summary="4-bit weights on the native CPU kernels, made on load from any float checkpoint.",
     ),
 ]

@@ -1,0 +1,219 @@
+"""Linear layers on the native kernels, and the quantization methods made of them.
+
+Legend: T tokens, I input features, O output features.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+
+from octavo.backends.cpu import native
+from octavo.core.contracts import NoOptions
+from octavo.core.contracts.quantization import QuantizationContext, QuantizationMethod
+from octavo.core.errors import PluginUnavailable, WeightError
+
+_FLOAT_KINDS = {torch.float32: native.W_F32, torch.bfloat16: native.W_BF16}
+
+
+class PackedWeight:
+    """A matrix [O, I] in the kernels' layout, and its bias. `address` is of its `linear_t`, valid
+    while this object lives."""
+
+    def __init__(self, library: Any, kind: int, in_features: int, out_features: int) -> None:
+        self.library, self.kind = library, kind
+        self.in_features, self.out_features = in_features, out_features
+        padded = -(-out_features // 16) * 16
+        size = library.octavo_packed_bytes(kind, in_features, out_features)
+        self.storage = native.aligned(size)
+        self.scale = native.aligned(padded, torch.float32) if kind == native.W_I8 else None
+        self.bias: torch.Tensor | None = None
+        self._struct = native.LinearStruct(
+            in_features, out_features, kind, self.storage.data_ptr(), None, None
+        )
+        if self.scale is not None:
+            self._struct.scale = self.scale.data_ptr()
+        self.address = ctypes.addressof(self._struct)
+
+    def pack(self, first: int, weight: torch.Tensor) -> None:
+        """Take the rows of `weight` [n, I] as outputs `first` to `first + n`."""
+        if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            weight = weight.float()
+        weight = weight.contiguous()
+        self.library.octavo_pack(
+            self.address,
+            first,
+            weight.shape[0],
+            weight.data_ptr(),
+            native.DTYPES[weight.dtype],
+            self.in_features,
+            torch.get_num_threads(),
+        )
+
+    def set_bias(self, first: int, bias: torch.Tensor) -> None:
+        """Take the bias of outputs `first` on; others are zero until they come."""
+        if self.bias is None:
+            self.bias = native.aligned(-(-self.out_features // 16) * 16, torch.float32)
+            self._struct.bias = self.bias.data_ptr()
+        self.bias[first : first + len(bias)] = bias
+
+    def rows(self, index: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """[n, I]: the weights of the outputs int64[n], as the kernels use them."""
+        index = index.contiguous()
+        found = torch.empty(len(index), self.in_features, dtype=dtype)
+        self.library.octavo_unpack(
+            self.address,
+            index.data_ptr(),
+            len(index),
+            found.data_ptr(),
+            native.DTYPES[dtype],
+            torch.get_num_threads(),
+        )
+        return found
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """x[T, I] w^T + bias, [T, O] in x's dtype, which is float32 or bfloat16."""
+        if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype not in _FLOAT_KINDS:
+            raise ValueError(
+                f"expected float32 or bfloat16 [T, {self.in_features}], got {x.dtype} "
+                f"{list(x.shape)}"
+            )
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        rows = x.shape[0]
+        out = x.new_empty(rows, self.out_features)
+        code = native.DTYPES[x.dtype]
+        self.library.octavo_linear(
+            self.address,
+            x.data_ptr(),
+            code,
+            x.stride(0),
+            rows,
+            out.data_ptr(),
+            code,
+            self.out_features,
+            torch.get_num_threads(),
+        )
+        return out
+
+
+class PackedLinear(nn.Module):
+    """y[T, O] = x[T, I] weight^T + bias, several matrices fused along the outputs."""
+
+    def __init__(
+        self,
+        prefix: str,
+        in_features: int,
+        out_features: tuple[int, ...],
+        bias: bool,
+        *,
+        kind: int,
+        library: Any,
+    ) -> None:
+        super().__init__()
+        self.prefix, self.in_features, self.out_features = prefix, in_features, out_features
+        self.packed = PackedWeight(library, kind, in_features, sum(out_features))
+        self.handle = next(_handles)
+        _weights[self.handle] = self.packed
+        self._has_bias = bias
+        self._missing = {
+            (part, name)
+            for part in range(len(out_features))
+            for name in (("weight", "bias") if bias else ("weight",))
+        }
+        # Buffers, so that the model's size in memory is known.
+        self.register_buffer("storage", self.packed.storage, persistent=False)
+        if self.packed.scale is not None:
+            self.register_buffer("scale", self.packed.scale, persistent=False)
+
+    def load(self, part: int, kind: str, tensor: torch.Tensor) -> None:
+        """Take the weight or bias of one of the fused matrices."""
+        if kind not in ("weight", "bias") or (kind == "bias" and not self._has_bias):
+            raise WeightError(f"{self.prefix} has no {kind}, the checkpoint brings one")
+        size = self.out_features[part]
+        wanted = [size, self.in_features] if kind == "weight" else [size]
+        if list(tensor.shape) != wanted:
+            raise WeightError(
+                f"{self.prefix} part {part}: {kind} has shape {list(tensor.shape)}, expected "
+                f"{wanted}"
+            )
+        first = sum(self.out_features[:part])
+        if kind == "weight":
+            self.packed.pack(first, tensor)
+        else:
+            self.packed.set_bias(first, tensor)
+        self._missing.discard((part, kind))
+
+    def finish(self) -> None:
+        """All was loaded."""
+        if self._missing:
+            missing = ", ".join(f"{kind} of part {part}" for part, kind in sorted(self._missing))
+            raise WeightError(f"{self.prefix}: the checkpoint lacks {missing}")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            out: torch.Tensor = torch.ops.octavo_cpu.linear(
+                x, self.handle, self.packed.out_features
+            )
+            return out
+        return self.packed.multiply(x)
+
+
+class PackedMethod(QuantizationMethod):
+    """Weights in the activations' dtype, packed."""
+
+    kinds = _FLOAT_KINDS
+
+    def __init__(self, options: NoOptions, context: QuantizationContext) -> None:
+        if context.dtype not in _FLOAT_KINDS:
+            name = str(context.dtype).removeprefix("torch.")
+            raise PluginUnavailable(
+                f"the CPU kernels compute in float32 and bfloat16, the model's dtype is {name}: "
+                "set model.dtype, or model.quantization: none"
+            )
+        self._kind = self.kinds[context.dtype]
+        self._library = native.kernels()
+
+    def linear(
+        self, prefix: str, in_features: int, out_features: tuple[int, ...], bias: bool
+    ) -> nn.Module:
+        return PackedLinear(
+            prefix, in_features, out_features, bias, kind=self._kind, library=self._library
+        )
+
+
+class Int8Method(PackedMethod):
+    """8-bit weights, one scale an output; activations in groups of 32."""
+
+    kinds = dict.fromkeys(_FLOAT_KINDS, native.W_I8)
+
+
+class Int4Method(PackedMethod):
+    """4-bit weights, scale and minimum for 32 inputs of an output; activations in groups of 32."""
+
+    kinds = dict.fromkeys(_FLOAT_KINDS, native.W_I4)
+
+
+# ---- as a torch operator, for torch.compile -----------------------------------------------------
+
+_handles = itertools.count()
+_weights: weakref.WeakValueDictionary[int, PackedWeight] = weakref.WeakValueDictionary()
+_operators = torch.library.Library("octavo_cpu", "FRAGMENT")  # type: ignore[no-untyped-call]
+_operators.define("linear(Tensor x, int weight, int out_features) -> Tensor")  # type: ignore[no-untyped-call]
+
+
+def _linear(x: torch.Tensor, weight: int, out_features: int) -> torch.Tensor:
+    return _weights[weight].multiply(x)
+
+
+def _linear_fake(x: torch.Tensor, weight: int, out_features: int) -> torch.Tensor:
+    return x.new_empty(x.shape[0], out_features)
+
+
+_operators.impl("linear", _linear, "CPU")  # type: ignore[no-untyped-call]
+torch.library.register_fake("octavo_cpu::linear", _linear_fake, lib=_operators)
