@@ -85,7 +85,7 @@ def toolchain() -> Toolchain:
 
 
 def probe(context: ProbeContext) -> Availability:
-    """Whether the kernels can be compiled and run here. Compiles a few lines once, and remembers."""
+    """Whether the kernels can be compiled and run here: compiles a few lines, and remembers."""
     if context.platform.device != "cpu":
         return Availability(False, f"is for the CPU, the device is {context.platform.device}")
     if platform.system() not in ("Linux", "Darwin"):
