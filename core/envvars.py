@@ -90,4 +90,12 @@ LOG_LEVEL = EnvVar(
     _log_level,
 )
 
-ALL: tuple[EnvVar, ...] = (PLUGINS, CACHE_DIR, LOG_LEVEL)
+API_KEYS = EnvVar(
+    "OCTAVO_API_KEYS",
+    "keys, comma-separated",
+    "not set",
+    "API keys of the server beside those of the configuration, each a key or `name:key`.",
+    _names,
+)
+
+ALL: tuple[EnvVar, ...] = (PLUGINS, CACHE_DIR, LOG_LEVEL, API_KEYS)

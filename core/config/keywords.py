@@ -4,6 +4,7 @@ command line, so that what was written for vLLM runs unchanged.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Callable, Mapping
@@ -107,6 +108,22 @@ def _only(*allowed: Any) -> Callable[[str, Any], Any]:
     return check
 
 
+def _api_keys(name: str, value: Any) -> Any:
+    keys = [value] if isinstance(value, str) else value
+    return {f"key{number}": key for number, key in enumerate(keys, 1)}
+
+
+def _origins(name: str, value: Any) -> Any:
+    """Names, or vLLM's form: one JSON list."""
+    items = [value] if isinstance(value, str) else list(value)
+    if len(items) == 1 and items[0].lstrip().startswith("["):
+        try:
+            return json.loads(items[0])
+        except ValueError as exc:
+            raise ConfigError(f"{name}: expected JSON, got {show(items[0])}: {exc}") from None
+    return items
+
+
 def _ignored(name: str, value: Any) -> Any:
     log.warning("%s has no effect in Octavo: %s", name, KEYWORDS[name].doc)
     return SKIP
@@ -145,6 +162,13 @@ KEYWORDS: dict[str, Keyword] = {
     "served_model_name": Keyword("server.served_model_name", "list"),
     "host": Keyword("server.host"),
     "port": Keyword("server.port", "int"),
+    "uds": Keyword("server.uds"),
+    "ssl_certfile": Keyword("server.ssl_certfile"),
+    "ssl_keyfile": Keyword("server.ssl_keyfile"),
+    "root_path": Keyword("server.root_path"),
+    "allowed_origins": Keyword("server.allowed_origins", "list", _origins),
+    "api_key": Keyword("server.api_keys", "list", _api_keys),
+    "shutdown_timeout": Keyword("server.shutdown_timeout_s", "float"),
     "max_logprobs": Keyword("server.max_logprobs", "int"),
     "tensor_parallel_size": Keyword("", "int", _one, "Devices for one model: 1.", ("-tp",)),
     "pipeline_parallel_size": Keyword("", "int", _one, "Stages of one model: 1.", ("-pp",)),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, model_validator
 
 from octavo.core.config.origin import Origin
 
@@ -197,6 +197,28 @@ class ServerConfig(Section):
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port; 0: a free one.")
+    uds: str | None = Field(
+        default=None, description="Path of a Unix socket to listen on, instead of host and port."
+    )
+    ssl_certfile: str | None = Field(
+        default=None, description="Certificate chain (PEM); with ssl_keyfile: HTTPS."
+    )
+    ssl_keyfile: str | None = Field(default=None, description="The certificate's private key.")
+    root_path: str = Field(
+        default="", description="Prefix that a proxy in front of the server takes off the path."
+    )
+    allowed_origins: list[str] = Field(
+        default_factory=list,
+        description="Origins whose web pages may call the server (CORS); `*` for all.",
+    )
+    api_keys: dict[str, SecretStr] = Field(
+        default_factory=dict,
+        description="Client name to key. When there is any, every route but /health and /ping "
+        "wants one as a bearer token. Keys also come from `api_keys_file` and OCTAVO_API_KEYS.",
+    )
+    api_keys_file: str | None = Field(
+        default=None, description="File with further keys, one `name: key` a line."
+    )
     served_model_name: str | list[str] | None = Field(
         default=None, description="Name (or names) clients use. Default: model.source."
     )

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, Union, get_args, get_origin
 
 import annotated_types
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from octavo.core import envvars
@@ -126,6 +126,7 @@ _WORDS = {
     int: "integer",
     float: "number",
     str: "text",
+    SecretStr: "text",
     bool: "true or false",
     type(None): "null",
     Choice: "choice",

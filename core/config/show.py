@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 
 from octavo.core.config.models import Choice
 from octavo.core.config.resolve import Resolved
 from octavo.core.contracts import KINDS
+
+HIDDEN = "**********"
+"""Stands for a secret."""
 
 
 def config_yaml(resolved: Resolved) -> str:
@@ -44,6 +47,10 @@ def plain(value: Any) -> Any:
         return {"name": value.name, **value.options} if value.options else value.name
     if isinstance(value, BaseModel):
         return {name: plain(getattr(value, name)) for name in type(value).model_fields}
+    if isinstance(value, SecretStr):
+        return HIDDEN
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value

@@ -6,6 +6,7 @@ import argparse
 import logging
 
 import pytest
+from pydantic import SecretStr
 
 from octavo.core.config import load_config
 from octavo.core.config.keywords import KEYWORDS, from_keywords, integer
@@ -46,6 +47,13 @@ VALUES = {
     "host": ("0.0.0.0", "0.0.0.0"),
     "port": (0, 0),
     "max_logprobs": (5, 5),
+    "uds": ("/s", "/s"),
+    "ssl_certfile": ("c.pem", "c.pem"),
+    "ssl_keyfile": ("k.pem", "k.pem"),
+    "root_path": ("/llm", "/llm"),
+    "allowed_origins": (["*"], ["*"]),
+    "api_key": (["a", "b"], {"key1": SecretStr("a"), "key2": SecretStr("b")}),
+    "shutdown_timeout": (5.0, 5.0),
 }
 
 
