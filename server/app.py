@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from octavo.core.config.models import EngineConfig
+from octavo.core.config.models import EngineConfig, ServerConfig
 from octavo.server import utility
 from octavo.server.chat import Chat
 from octavo.server.completions import Completions
@@ -21,6 +22,7 @@ from octavo.server.endpoint import Handler
 from octavo.server.engine import Engine
 from octavo.server.errors import ApiError, from_exception
 from octavo.server.guard import Guard
+from octavo.server.security import ApiKeys
 from octavo.server.state import ServerState
 
 
@@ -28,13 +30,15 @@ def create_app(
     llm: Engine,
     config: EngineConfig,
     *,
+    api_keys: Mapping[str, str] | None = None,
     on_loaded: Callable[[ServerState], None] | None = None,
 ) -> Starlette:
     """The application over an engine that has not been started: the lifespan starts it in the
     background (until then /health answers 503) and shuts it down.
 
-    `app.state.server` is the `ServerState`. on_loaded is called when loading has ended, well or not
-    (`ServerState.failure`).
+    `app.state.server` is the `ServerState`. api_keys: name to key (see `security.load_keys`); when
+    there is any, every route but `security.OPEN_PATHS` wants one. on_loaded is called when loading
+    has ended, well or not (`ServerState.failure`).
     """
 
     async def load(state: ServerState) -> None:
@@ -62,8 +66,27 @@ def create_app(
             HTTPException: _http_error,
             ClientDisconnect: _client_gone,
         },
-        middleware=[Middleware(Guard)],
+        middleware=_middleware(config.server, api_keys or {}),
     )
+
+
+def _middleware(config: ServerConfig, api_keys: Mapping[str, str]) -> list[Middleware]:
+    """Outermost first."""
+    layers = []
+    if config.allowed_origins:
+        layers.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=config.allowed_origins,
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=["*"],
+            )
+        )
+    layers.append(Middleware(Guard))
+    if api_keys:
+        layers.append(Middleware(ApiKeys, keys=api_keys))
+    return layers
 
 
 def routes() -> list[Route]:

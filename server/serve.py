@@ -1,15 +1,13 @@
 """`octavo serve`: bind, load the engine behind a server that already answers, serve, stop.
 
-0   stopped by SIGINT or SIGTERM
-1   the engine did not start
-2   the address cannot be bound
+Exit status: 0 after SIGINT or SIGTERM, 1 when the engine did not start, 2 when the address cannot
+be bound or certificate or keys cannot be used.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import signal
@@ -17,18 +15,20 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 
 import uvicorn
 from starlette.applications import Starlette
 
 import octavo
-from octavo.core.config.models import EngineConfig, ServerConfig
-from octavo.core.errors import OctavoError
+from octavo.core.config.models import EngineConfig
+from octavo.core.errors import ConfigError, OctavoError
 from octavo.core.registry import Registry
 from octavo.server.app import create_app
 from octavo.server.engine import Engine
+from octavo.server.listen import address_of, bind, bind_problem, check_certificate
+from octavo.server.security import load_keys
 from octavo.server.state import ServerState
 
 KEEP_ALIVE_S = 65
@@ -45,17 +45,24 @@ def run(config: EngineConfig, registry: Registry) -> int:
     try:
         with _exit_on_signal():
             try:
+                check_certificate(config.server)
+                keys = load_keys(config.server)
                 sock = bind(config.server)
+            except ConfigError as error:
+                _say(f"error: {error}")
+                return 2
             except OSError as error:
                 _say(f"error: {bind_problem(error, config.server)}")
                 return 2
             with sock:
-                return _run(sock, config, registry)
+                return _run(sock, config, registry, keys)
     except (KeyboardInterrupt, SystemExit):
         return 0
 
 
-def _run(sock: socket.socket, config: EngineConfig, registry: Registry) -> int:
+def _run(
+    sock: socket.socket, config: EngineConfig, registry: Registry, keys: Mapping[str, str]
+) -> int:
     from octavo.core.async_llm import AsyncLLM
     from octavo.core.config.resolve import resolve
 
@@ -66,12 +73,17 @@ def _run(sock: socket.socket, config: EngineConfig, registry: Registry) -> int:
         _say(f"error: {error}")
         return 1
     llm = AsyncLLM.from_resolved(resolved, registry, progress=_say)
-    return serve(llm, resolved.config, sock)
+    return serve(llm, resolved.config, sock, keys)
 
 
-def serve(llm: Engine, config: EngineConfig, sock: socket.socket) -> int:
+def serve(
+    llm: Engine,
+    config: EngineConfig,
+    sock: socket.socket,
+    api_keys: Mapping[str, str] | None = None,
+) -> int:
     """Serve this engine on a bound socket; returns the exit status."""
-    session = _Session(llm, config, sock)
+    session = _Session(llm, config, sock, api_keys or {})
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         status = runner.run(session.serve())
         if not session.clean:  # a thread of the engine still works: it must not hold up the exit
@@ -81,49 +93,22 @@ def serve(llm: Engine, config: EngineConfig, sock: socket.socket) -> int:
     return status
 
 
-def bind(config: ServerConfig) -> socket.socket:
-    """A socket bound to the configured address. Raises OSError."""
-    found = socket.getaddrinfo(
-        config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )
-    family, kind, protocol, _, address = found[0]
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def bind_problem(error: OSError, config: ServerConfig) -> str:
-    """Why an address cannot be bound, and what helps."""
-    where = f"{config.host}:{config.port}"
-    if isinstance(error, socket.gaierror):
-        return f"cannot listen on {where}: the host '{config.host}' is not known here"
-    if error.errno == errno.EADDRINUSE:
-        return (
-            f"cannot listen on {where}: port {config.port} is in use; "
-            "choose another with --port (0 takes a free one)"
-        )
-    return f"cannot listen on {where}: {error.strerror or error}"
-
-
-def address_of(sock: socket.socket) -> str:
-    """The URL of a bound socket."""
-    host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 class _Session:
     """One run of the server. clean: whether everything stopped in time."""
 
-    def __init__(self, llm: Engine, config: EngineConfig, sock: socket.socket) -> None:
-        self._llm, self._config, self._sock = llm, config, sock
+    def __init__(
+        self,
+        llm: Engine,
+        config: EngineConfig,
+        sock: socket.socket,
+        api_keys: Mapping[str, str],
+    ) -> None:
+        self._llm, self._sock, self._path = llm, sock, config.server.uds
         self._status = 0
         self.clean = True
-        self._app = create_app(llm, config, on_loaded=self._loaded)
+        self._app = create_app(llm, config, api_keys=api_keys, on_loaded=self._loaded)
+        scheme = "https" if config.server.ssl_certfile else "http"
+        self._url = address_of(sock, scheme)
         settings = uvicorn.Config(
             self._app,
             log_config=None,
@@ -132,15 +117,22 @@ class _Session:
             server_header=False,
             lifespan="on",
             ws="none",
+            root_path=config.server.root_path,
+            ssl_certfile=config.server.ssl_certfile,
+            ssl_keyfile=config.server.ssl_keyfile,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=LAST_WORDS_S,
         )
         self._server = _Server(settings, self._app, config.server.shutdown_timeout_s)
 
     async def serve(self) -> int:
-        url = address_of(self._sock)
-        _say(f"listening on {url}; /health answers 503 until the engine is ready")
-        await self._server.serve(sockets=[self._sock])
+        _say(f"listening on {self._url}; /health answers 503 until the engine is ready")
+        try:
+            await self._server.serve(sockets=[self._sock])
+        finally:
+            if self._path is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._path)
         self.clean = self._app.state.server.clean
         return self._status
 
@@ -156,7 +148,7 @@ class _Session:
             print(line)
         names = ", ".join(state.names)
         print(f"Serving model {names} with {state.llm.max_model_len} tokens of context")
-        print(f"Octavo is ready on {address_of(self._sock)}", flush=True)
+        print(f"Octavo is ready on {self._url}", flush=True)
 
 
 class _Server(uvicorn.Server):

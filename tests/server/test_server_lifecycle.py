@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -17,8 +19,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from octavo.core.config.models import ServerConfig
-from octavo.server.serve import address_of, bind, bind_problem
+from octavo.core.config.models import EngineConfig, ServerConfig
+from octavo.core.errors import ConfigError
+from octavo.core.registry import Registry
+from octavo.server.listen import address_of, bind, bind_problem, check_certificate
+from octavo.server.serve import run
 
 PROGRAM = """
 import importlib.util, sys
@@ -28,13 +33,13 @@ sys.modules["octavo_test_fake_llm"] = fake
 spec.loader.exec_module(fake)
 from octavo.core.config.models import EngineConfig
 from octavo.core.errors import ModelNotFound
-from octavo.server import serve
+from octavo.server import listen, serve
 options = {options}
 config = EngineConfig.model_validate({{"server": {{"port": 0, **options["server"]}}}})
 llm = fake.FakeAsyncLLM(max_model_len=100000, start_delay=options["start_delay"])
 if options["fail"]:
     llm.start_error = ModelNotFound("no model at /nowhere")
-with serve.bind(config.server) as sock:
+with listen.bind(config.server) as sock:
     sys.exit(serve.serve(llm, config, sock))
 """
 
@@ -194,3 +199,83 @@ def test_ipv6_address():
         pytest.skip("no IPv6 here")
     with sock:
         assert address_of(sock) == f"http://[::1]:{sock.getsockname()[1]}"
+
+
+def test_unix_socket(tmp_path):
+    path = str(tmp_path / "octavo.sock")
+    with bind(ServerConfig(uds=path)):
+        pass
+    assert os.path.exists(path), "left behind by a server that died"
+    with serving(server={"uds": path}) as server:
+        server.wait_line(f"^Octavo is ready on unix:{re.escape(path)}$")
+        transport = httpx.HTTPTransport(uds=path)
+        with httpx.Client(transport=transport, base_url="http://octavo") as client:
+            assert client.get("/health").status_code == 200
+        config = ServerConfig(uds=path)
+        with pytest.raises(OSError) as taken:  # noqa: PT011
+            bind(config)
+        assert path in bind_problem(taken.value, config)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.ended() == 0
+    assert not os.path.exists(path)
+
+
+def test_a_file_is_not_taken_for_a_socket(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("precious")
+    with pytest.raises(OSError, match="in use"):
+        bind(ServerConfig(uds=str(path)))
+    assert path.read_text() == "precious"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl here to make a certificate with")
+    folder = tmp_path_factory.mktemp("tls")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2"
+    command += " -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    command += f" -keyout {key} -out {cert}"
+    subprocess.run(command.split(), check=True, capture_output=True, timeout=60)
+    return str(cert), str(key)
+
+
+def test_https(certificate):
+    cert, key = certificate
+    with serving(server={"ssl_certfile": cert, "ssl_keyfile": key}) as server:
+        url = server.wait_line(r"^Octavo is ready on (https://127.0.0.1:\d+)$")[1]
+        with httpx.Client(verify=ssl.create_default_context(cafile=cert)) as client:
+            assert client.get(f"{url}/health").status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        assert server.ended() == 0
+
+
+def test_bad_certificates_are_explained(certificate, tmp_path):
+    cert, key = certificate
+    garbage = tmp_path / "garbage.pem"
+    garbage.write_text("not a certificate")
+    check_certificate(ServerConfig())
+    check_certificate(ServerConfig(ssl_certfile=cert, ssl_keyfile=key))
+    for given, words in (
+        ({"ssl_certfile": cert}, "go together"),
+        ({"ssl_certfile": cert, "ssl_keyfile": "/nowhere"}, "cannot read '/nowhere'"),
+        ({"ssl_certfile": str(garbage), "ssl_keyfile": key}, "PEM"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            check_certificate(ServerConfig.model_validate(given))
+
+
+def test_run_explains_what_it_cannot_bind(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = EngineConfig.model_validate({"model": {"source": "x"}, "server": {"port": port}})
+        assert run(config, Registry.discover(only=[])) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: cannot listen on 127.0.0.1:")
+
+
+def test_run_explains_a_missing_model(capsys):
+    config = EngineConfig.model_validate({"model": {"source": "./nowhere"}, "server": {"port": 0}})
+    assert run(config, Registry.discover(only=[])) == 1
+    assert "error: " in capsys.readouterr().err.splitlines()[-1]
