@@ -118,7 +118,8 @@ def _allowed(token: int, row: int, masks: LogitMasks, vocab_size: int) -> int:
     if not where.size:
         return token
     words = masks.bitmask[where[0]].astype(np.int64) & 0xFFFFFFFF
-    for candidate in (*range(token, vocab_size), *range(token)):
+    candidates: list[int] = [*range(token, vocab_size), *range(token)]
+    for candidate in candidates:
         if words[candidate // 32] >> (candidate % 32) & 1:
             return candidate
     raise AssertionError("no token is allowed")
