@@ -63,7 +63,8 @@ class FusedLinear(nn.Module):
         }
 
     def load(self, part: int, kind: str, tensor: torch.Tensor) -> None:
-        """Take the weight or bias of one of the fused matrices."""
+        """Take the weight or bias of one of the fused matrices. A parameter of the model (a tied
+        embedding) is shared, anything else is copied."""
         target = {"weight": self.weight, "bias": self.bias}.get(kind)
         if target is None:
             raise WeightError(f"{self.prefix} has no {kind}, the checkpoint brings one")
@@ -74,7 +75,10 @@ class FusedLinear(nn.Module):
                 f"{self.prefix} part {part}: {kind} has shape {list(tensor.shape)}, expected "
                 f"{list(rows.shape)}"
             )
-        rows.copy_(tensor)
+        if isinstance(tensor, nn.Parameter) and tensor.shape == target.shape:
+            self.weight = tensor
+        else:
+            rows.copy_(tensor)
         self._missing.discard((part, kind))
 
     def finish(self) -> None:

@@ -148,7 +148,7 @@ class Decoder(nn.Module, CausalLM):
                 f"{self.config.architecture}: {', '.join(names[:3])}{more}"
             )
         if self.config.tied:
-            self.head.load(0, "weight", self.embedding.data)
+            self.head.load(0, "weight", self.embedding)
         for linear in self._linears():
             linear.finish()
 
