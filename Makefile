@@ -60,6 +60,7 @@ format: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-dev
 	@$(BIN)/python tools/make_docs.py
 	@$(BIN)/python -m octavo.core.config.reference > docs/configuration.md
+	@$(BIN)/python -m octavo.server.reference docs/server.md
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -14,15 +14,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+import octavo
 from octavo.core.config.models import EngineConfig, ServerConfig
-from octavo.server import utility
-from octavo.server.chat import Chat
-from octavo.server.completions import Completions
-from octavo.server.endpoint import Handler
 from octavo.server.engine import Engine
 from octavo.server.errors import ApiError, from_exception
 from octavo.server.guard import Guard
-from octavo.server.security import ApiKeys
+from octavo.server.openapi import document
+from octavo.server.operations import OPERATIONS, Operation
+from octavo.server.security import OPEN_PATHS, ApiKeys
 from octavo.server.state import ServerState
 
 
@@ -50,6 +49,9 @@ def create_app(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         state = ServerState(llm, config)
         app.state.server = state
+        app.state.openapi = document(
+            OPERATIONS, octavo.__version__, keys=bool(api_keys), open_paths=OPEN_PATHS
+        )
         loading = asyncio.create_task(load(state))
         try:
             yield
@@ -90,26 +92,15 @@ def _middleware(config: ServerConfig, api_keys: Mapping[str, str]) -> list[Middl
 
 
 def routes() -> list[Route]:
-    """Every route of the server."""
+    """Every route of the server; the methods of one path are one route, so that a wrong one is
+    answered 405 with all the right ones."""
+    by_path: dict[str, dict[str, Operation]] = {}
+    for operation in OPERATIONS:
+        by_path.setdefault(operation.path, {})[operation.method] = operation
     return [
-        Route("/health", utility.health, methods=["GET"]),
-        Route("/ping", utility.ping, methods=["GET", "POST"]),
-        Route("/version", utility.version, methods=["GET"]),
-        Route("/load", utility.load, methods=["GET"]),
-        Route("/v1/models", utility.models, methods=["GET"]),
-        Route("/v1/models/{model:path}", utility.model, methods=["GET"]),
-        Route("/v1/completions", _endpoint(Handler(Completions())), methods=["POST"]),
-        Route("/v1/chat/completions", _endpoint(Handler(Chat())), methods=["POST"]),
-        Route("/tokenize", utility.tokenize, methods=["POST"]),
-        Route("/detokenize", utility.detokenize, methods=["POST"]),
+        Route(path, next(iter(found.values())).handler, methods=list(found))
+        for path, found in by_path.items()
     ]
-
-
-def _endpoint(handler: Handler):  # type: ignore[no-untyped-def]
-    async def endpoint(request: Request) -> Response:
-        return await handler(request)
-
-    return endpoint
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -58,7 +58,8 @@ class Handler(Generic[B]):
     def __init__(self, endpoint: Endpoint[B]) -> None:
         self._endpoint = endpoint
 
-    async def __call__(self, request: Request) -> HTTPResponse:
+    async def handle(self, request: Request) -> HTTPResponse:
+        """Answer one request."""
         state: ServerState = request.app.state.server
         config = state.config.server
         data = await read_json(request, config.max_body_bytes)

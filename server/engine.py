@@ -110,6 +110,9 @@ class Engine(Protocol):
     ) -> dict[str, Any]:
         """`prompt` and `prompt_token_ids` of a conversation."""
 
+    async def reset_prefix_cache(self) -> bool:
+        """Forget cached prompts; False while requests run."""
+
     def default_sampling_params(self) -> SamplingParams:
         """What a request that asks for nothing gets."""
 

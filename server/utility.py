@@ -1,4 +1,4 @@
-"""Small endpoints: models, health, version, load, tokenize, detokenize."""
+"""Small endpoints: health, version, load, models, tokenize, detokenize, documentation."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import asyncio
 from typing import Any, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 
 import octavo
 from octavo.server.body import read_json
 from octavo.server.chat import render
 from octavo.server.errors import ApiError, from_exception
 from octavo.server.generation import Prompt
+from octavo.server.openapi import page
 from octavo.server.protocol import common
 from octavo.server.protocol.common import parse, shown
 from octavo.server.protocol.tokens import (
@@ -43,11 +44,6 @@ async def health(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
 
 
-async def ping(request: Request) -> Response:
-    """The same as /health, under the name that some load balancers ask for."""
-    return await health(request)
-
-
 async def version(request: Request) -> Response:
     return JSONResponse({"version": octavo.__version__})
 
@@ -55,6 +51,21 @@ async def version(request: Request) -> Response:
 async def load(request: Request) -> Response:
     """Generations under way."""
     return JSONResponse({"server_load": _state(request).in_flight})
+
+
+async def reset_prefix_cache(request: Request) -> Response:
+    """Forget cached prompts; the engine does not while requests run."""
+    state = _state(request)
+    state.require_ready()
+    return JSONResponse({"success": await state.llm.reset_prefix_cache()})
+
+
+async def openapi(request: Request) -> Response:
+    return JSONResponse(request.app.state.openapi)
+
+
+async def docs(request: Request) -> Response:
+    return HTMLResponse(page(request.app.state.openapi))
 
 
 async def models(request: Request) -> Response:

@@ -102,6 +102,22 @@ class ModelList(Response):
     data: list[ModelCard]
 
 
+class Health(Response):
+    status: Literal["ok"]
+
+
+class Version(Response):
+    version: str
+
+
+class Load(Response):
+    server_load: int
+
+
+class Reset(Response):
+    success: bool
+
+
 class StreamOptions(Part):
     include_usage: bool = Field(
         default=False, description="One last chunk with `usage` and no choices."

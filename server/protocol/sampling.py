@@ -63,13 +63,26 @@ class SamplingRequest(Request):
     renamed: ClassVar[Mapping[str, str]] = {}
 
     temperature: float | None = Field(
-        default=None, description="0 (or tiny) is greedy. Absent: the model's default, or 1."
+        default=None,
+        json_schema_extra={"minimum": 0, "maximum": 100},
+        description="0 (or tiny) is greedy. Absent: the model's default, or 1.",
     )
-    top_p: float | None = Field(default=None, description="Nucleus, in (0, 1].")
+    top_p: float | None = Field(
+        default=None,
+        json_schema_extra={"exclusiveMinimum": 0, "maximum": 1},
+        description="Nucleus, in (0, 1].",
+    )
     top_k: int | None = Field(
-        default=None, le=INT32_MAX, description="Most probable tokens kept; 0 and -1: all."
+        default=None,
+        json_schema_extra={"minimum": -1},
+        le=INT32_MAX,
+        description="Most probable tokens kept; 0 and -1: all.",
     )
-    min_p: float | None = Field(default=None, description="Least probability relative to the top.")
+    min_p: float | None = Field(
+        default=None,
+        json_schema_extra={"minimum": 0, "maximum": 1},
+        description="Least probability relative to the top.",
+    )
     n: int | None = Field(default=None, ge=1, description="Choices for every prompt.")
     seed: int | None = Field(default=None, description="64 bits; equal seeds repeat the answer.")
     stop: str | list[str] | None = Field(default=None, description="Texts that end the answer.")
@@ -85,9 +98,17 @@ class SamplingRequest(Request):
         description="Most tokens of the answer. Absent: what max_model_len leaves.",
     )
     min_tokens: int = Field(default=0, ge=0, description="No end token before this many tokens.")
-    presence_penalty: float | None = Field(default=None, description="-2 to 2.")
-    frequency_penalty: float | None = Field(default=None, description="-2 to 2.")
-    repetition_penalty: float | None = Field(default=None, description="Over 0; 1 is off.")
+    presence_penalty: float | None = Field(
+        default=None, json_schema_extra={"minimum": -2, "maximum": 2}, description="-2 to 2."
+    )
+    frequency_penalty: float | None = Field(
+        default=None, json_schema_extra={"minimum": -2, "maximum": 2}, description="-2 to 2."
+    )
+    repetition_penalty: float | None = Field(
+        default=None,
+        json_schema_extra={"exclusiveMinimum": 0, "maximum": 100},
+        description="Over 0; 1 is off.",
+    )
     logit_bias: dict[str, float] | None = Field(
         default=None, description="Token id (as a string) to what is added, -100 to 100."
     )

@@ -136,6 +136,9 @@ class FakeAsyncLLM:
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
 
+    async def reset_prefix_cache(self) -> bool:
+        return True
+
     async def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -210,3 +213,19 @@ def test_client_that_leaves_aborts_its_request(connect, fake, streaming, prompt)
             assert len(asyncio.all_tasks()) <= 2, "nothing is left running"
 
     run(go())
+
+
+def test_the_server_imports_no_torch():
+    code = (
+        "import octavo.server.serve, sys; "
+        "print(*(m for m in ('torch', 'transformers') if m in sys.modules))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert result.stdout.strip() == ""
