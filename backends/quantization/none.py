@@ -105,5 +105,6 @@ def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
         or x.shape[0] not in _FEW_ROWS
     ):
         return functional.linear(x, weight, bias)
-    product = torch.mm(weight, x.t()).t().contiguous()
+    # Both operands row by row: copying a few rows costs less than MKL's packing of x^T.
+    product = torch.mm(weight, x.t().contiguous()).t().contiguous()
     return product if bias is None else product.add_(bias)
