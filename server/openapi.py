@@ -105,7 +105,6 @@ def _operation(
         reference = schemas[operation.chunk].get("$ref", "").rpartition("/")[2]
         content["text/event-stream"] = {
             "schema": {
-                "type": "string",
                 "description": f"With stream: events whose data are {reference} objects, then "
                 "[DONE].",
             }

@@ -99,8 +99,6 @@ class Message(Part):
 
 
 def _text_part(part: Any) -> str:
-    if isinstance(part, str):
-        return part
     if not isinstance(part, dict):
         raise ValueError(f"expected text parts, got {shown(part)}")
     kind = part.get("type")

@@ -17,8 +17,8 @@ MAX_PROMPTS = 2048
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 PROMPT_SCHEMA = {
     "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        {"type": "string", "minLength": 1},
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
         {**_IDS, "minItems": 1},
         {"type": "array", "items": {**_IDS, "minItems": 1}, "minItems": 1},
     ]

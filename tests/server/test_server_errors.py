@@ -167,6 +167,7 @@ def test_completions(connect, fake, body, param):
             "messages[0].content",
         ),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": ["bare"]}]}, "messages[0].content"),
         ({"messages": HI, "top_logprobs": 2}, "top_logprobs"),
         ({"messages": HI, "logprobs": True, "top_logprobs": 1000000}, "top_logprobs"),
         ({"messages": HI, "logprobs": True, "top_logprobs": -1}, "top_logprobs"),
