@@ -14,13 +14,6 @@
 #define KC 256 /* inputs a block, when there are many rows */
 #define MC 96  /* rows a block */
 
-/* log2 of the most panels a tile of M rows can take of `left`. */
-static int widest(int64_t M, int64_t left) {
-  int log = 3;
-  while (log && (!float_tiles[0][M][log] || (1 << log) > left)) log--;
-  return log;
-}
-
 static tile_fn tile_of(int64_t kind, int64_t M, int log) {
   return kind == W_F32 || kind == W_BF16 ? float_tiles[kind == W_BF16][M][log] : int_tiles[kind == W_I4][M][log];
 }

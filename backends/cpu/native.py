@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from ctypes import c_char_p, c_int64, c_void_p
+from ctypes import c_char_p, c_double, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from octavo.backends.cpu import build
+from octavo.core.contracts.attention_backend import AttentionBatch, AttentionLayer
 
 ALIGNMENT = 64
 
@@ -45,6 +46,34 @@ class LinearStruct(ctypes.Structure):
     ]
 
 
+class AttentionStruct(ctypes.Structure):
+    """`attention_t` of kernels.h."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("heads", "kv_heads", "head_size", "value_size", "window")),
+        *((name, c_int64) for name in ("rope_dim", "rope_interleaved", "kv_type")),
+        ("scale", c_double),
+        ("soft_cap", c_double),
+        ("cos_sin", c_void_p),
+        ("k", c_void_p),
+        ("v", c_void_p),
+        *((name, c_int64) for name in ("k_block", "k_token", "k_head")),
+        *((name, c_int64) for name in ("v_block", "v_token", "v_head")),
+    ]
+
+
+class BatchStruct(ctypes.Structure):
+    """`batch_t` of kernels.h."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("rows", "tokens", "block_size", "table_stride")),
+        *((name, c_void_p) for name in ("starts", "seq_lens", "table", "slots", "positions")),
+    ]
+
+
+HEAD_MOST = 512
+"""Values of a head that the attention kernels take, `HEAD_MOST` of attention.h."""
+
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "octavo_isa": (c_char_p, ()),
     "octavo_packed_bytes": (c_int64, (c_int64,) * 3),
@@ -53,6 +82,20 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_int64),
     ),
     "octavo_unpack": (None, (c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64)),
+    "octavo_plan_new": (c_void_p, ()),
+    "octavo_plan_free": (None, (c_void_p,)),
+    "octavo_attention_plan": (None, (c_void_p, c_void_p, *(c_int64,) * 5)),
+    "octavo_attention": (
+        None,
+        (
+            *(c_void_p,) * 3,
+            *(c_void_p, c_int64) * 3,
+            c_int64,
+            c_void_p,
+            c_int64,
+            c_int64,
+        ),
+    ),
     "octavo_linear": (
         None,
         (
@@ -83,6 +126,51 @@ def open_library(path: Path) -> Any:
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     return library
+
+
+def attention_struct(layer: AttentionLayer) -> AttentionStruct:
+    """A layer as the kernels see it. Its tensors must outlive the result."""
+    spec, k, v = layer.spec, layer.k_cache, layer.v_cache
+    if k.stride(3) != 1 or v.stride(3) != 1:
+        raise ValueError("the KV pool's innermost dimension must be `dim`")
+    rope = layer.cos_sin
+    if rope is not None and not (rope.dtype == torch.float32 and rope.is_contiguous()):
+        raise ValueError(f"expected a contiguous float32 rope table, got {rope.dtype}")
+    return AttentionStruct(
+        heads=spec.num_heads,
+        kv_heads=spec.num_kv_heads,
+        head_size=spec.head_size,
+        value_size=spec.value_head_size,
+        window=spec.window or 0,
+        rope_dim=spec.rope_dim if rope is not None else 0,
+        rope_interleaved=spec.rope_interleaved,
+        kv_type=DTYPES[k.dtype],
+        scale=spec.scale,
+        soft_cap=spec.soft_cap or 0.0,
+        cos_sin=None if rope is None else rope.data_ptr(),
+        k=k.data_ptr(),
+        v=v.data_ptr(),
+        k_block=k.stride(0),
+        k_token=k.stride(1),
+        k_head=k.stride(2),
+        v_block=v.stride(0),
+        v_token=v.stride(1),
+        v_head=v.stride(2),
+    )
+
+
+def fill_batch(struct: BatchStruct, batch: AttentionBatch) -> None:
+    """Point a `batch_t` at a step's tensors, which must outlive its use."""
+    table = batch.block_table
+    if table.stride(1) != 1:
+        raise ValueError("a row's block ids must lie side by side")
+    struct.rows, struct.tokens = batch.num_rows, batch.num_tokens
+    struct.table_stride = table.stride(0)
+    struct.starts = batch.query_start_loc.data_ptr()
+    struct.seq_lens = batch.seq_lens.data_ptr()
+    struct.table = table.data_ptr()
+    struct.slots = batch.slot_mapping.data_ptr()
+    struct.positions = batch.positions.data_ptr()
 
 
 def aligned(size: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:

@@ -74,6 +74,9 @@ INLINE vf vf_load_i8(const int8_t *p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
 }
 INLINE void vi_store_u16(uint16_t *p, vi a) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(a)); }
+INLINE void vf_store_f16(uint16_t *p, vf a) {
+  _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
 
 #elif defined(OCTAVO_AVX2)
 
@@ -113,6 +116,9 @@ INLINE vf vf_load_i8(const int8_t *p) {
 INLINE void vi_store_u16(uint16_t *p, vi a) {
   __m256i words = _mm256_packus_epi32(a, a);
   _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(_mm256_permute4x64_epi64(words, 0x08)));
+}
+INLINE void vf_store_f16(uint16_t *p, vf a) {
+  _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
 #elif defined(OCTAVO_NEON)
@@ -155,6 +161,7 @@ INLINE vf vf_load_i8(const int8_t *p) {
   return vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
 }
 INLINE void vi_store_u16(uint16_t *p, vi a) { vst1_u16(p, vmovn_u32(vreinterpretq_u32_s32(a))); }
+INLINE void vf_store_f16(uint16_t *p, vf a) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(a))); }
 
 #else
 
@@ -204,6 +211,17 @@ INLINE float f16_to_f32(uint16_t h) {
 INLINE vf vf_load_f16(const uint16_t *p) { vf r; EACH r[lane] = f16_to_f32(p[lane]); return r; }
 INLINE vf vf_load_i8(const int8_t *p) { vf r; EACH r[lane] = (float)p[lane]; return r; }
 INLINE void vi_store_u16(uint16_t *p, vi a) { EACH p[lane] = (uint16_t)a[lane]; }
+INLINE uint16_t f32_to_f16(float a) {
+  uint32_t bits;
+  memcpy(&bits, &a, 4);
+  const uint16_t sign = (uint16_t)(bits >> 16 & 0x8000);
+  bits &= 0x7fffffff;
+  if (bits > 0x7f800000) return (uint16_t)(sign | 0x7e00);
+  if (bits >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
+  if (bits < 0x38800000) return (uint16_t)(sign | (uint16_t)nearbyintf(fabsf(a) * 0x1p24f));
+  return (uint16_t)(sign | ((bits + 0xfff + (bits >> 13 & 1) - 0x38000000) >> 13));
+}
+INLINE void vf_store_f16(uint16_t *p, vf a) { EACH p[lane] = f32_to_f16(a[lane]); }
 #undef EACH
 
 #endif
@@ -273,8 +291,37 @@ INLINE vf vf_exp(vf x) {
   return vf_less(x, low, vf_set(0.0f), vf_mul(y, power));
 }
 
+INLINE float scalar_exp(float x) {
+  float lanes[LANES];
+  vf_store(lanes, vf_exp(vf_set(x)));
+  return lanes[0];
+}
+
 /* ---- element types of tensors ---------------------------------------------------------------- */
 
 enum { DT_F32 = 0, DT_BF16 = 1, DT_F16 = 2, DT_FP8 = 3, DT_I8 = 4 };
+
+/* float8 e4m3 (Micikevicius et al., 2022): its exponent and mantissa, shifted into place, are the
+ * value times 2^-120; magnitude 127 is NaN. */
+INLINE vf vf_load_fp8(const uint8_t *p) {
+  int32_t wide[LANES];
+  for (int i = 0; i < LANES; i++) wide[i] = p[i];
+  vi bits;
+  memcpy(&bits, wide, sizeof bits);
+  vi magnitude = vi_and(bits, vi_set(0x7f));
+  vi sign = vi_shl(vi_and(bits, vi_set(0x80)), 24);
+  vf size = vf_mul(vi_as_float(vi_shl(magnitude, 20)), vf_set(0x1p120f));
+  vi nan = vi_and(vi_neg(vi_shr(vi_add(magnitude, vi_set(1)), 7)), vi_set(0x7fc00000));
+  return vi_as_float(vi_add(vi_add(vf_as_int(vf_less(size, vf_set(480.0f), size, vf_set(0.0f))), sign), nan));
+}
+
+INLINE vf vf_load_as(const void *p, int64_t at, int type) {
+  switch (type) {
+    case DT_F32: return vf_load((const float *)p + at);
+    case DT_BF16: return vf_load_bf16((const uint16_t *)p + at);
+    case DT_F16: return vf_load_f16((const uint16_t *)p + at);
+    default: return vf_load_fp8((const uint8_t *)p + at);
+  }
+}
 
 #endif

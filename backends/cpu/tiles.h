@@ -45,6 +45,13 @@ typedef void (*tile_fn)(const void *x, const void *w, int64_t stride, int64_t kc
 /* [0: W_F32 or W_I8, 1: W_BF16 or W_I4][M][log2 NP], NULL where there is no such shape. */
 extern const tile_fn float_tiles[2][MR + 1][4], int_tiles[2][MR + 1][4];
 
+/* log2 of the most panels a tile of M rows can take of `left`. */
+static inline int widest(int64_t M, int64_t left) {
+  int log = 3;
+  while (log && (!float_tiles[0][M][log] || (1 << log) > left)) log--;
+  return log;
+}
+
 #define TILE_LOG(NP) ((NP) == 8 ? 3 : (NP) == 4 ? 2 : (NP) == 2 ? 1 : 0)
 #define TILE_ENTRY(kind, M, NP) [M][TILE_LOG(NP)] = kind##_##M##_##NP,
 #define TILE_DEFINE(body, kind, M, NP)                                                            \
