@@ -217,6 +217,7 @@ class Registry:
             entry, rejected = self._named(kind, choice.name, ctx, path, origin), []
             reason = "named in the configuration" if explicit else "the default"
         options = validate_options(entry, choice.options, path, origin)
+        self._check_parts(kind, options, path, origin)
         return Selection(kind, entry.name, options, entry, reason, tuple(rejected))
 
     def check(
@@ -232,7 +233,15 @@ class Registry:
         path = path if path is not None else _default_path(self._kind_name(kind))
         if choice.name != "auto":
             entry = self._known(kind, choice.name, path, origin)
-            validate_options(entry, choice.options, path, origin)
+            options = validate_options(entry, choice.options, path, origin)
+            self._check_parts(kind, options, path, origin)
+
+    def _check_parts(self, kind: str, options: Any, path: Path, origin: Origin | None) -> None:
+        """Check the implementations of the same kind that this one is made of: its options name
+        them in `choices()`."""
+        if hasattr(options, "choices"):
+            for index, choice in enumerate(options.choices()):
+                self.check(kind, choice, path=(*path, index), origin=origin)
 
     def _named(
         self, kind: str, name: str, ctx: ProbeContext, path: Path, origin: Origin | None

@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    model_validator,
+)
 
 from octavo.core.config.origin import Origin
 
@@ -48,6 +56,21 @@ class Choice(BaseModel):
 
 
 AUTO = Choice(name="auto")
+COMPOSED = "composed"
+"""The scheduler policy that a list of policies stands for."""
+
+
+def _composition(value: Any) -> Any:
+    """A list of policies is the choice of their composition; of one, that policy."""
+    if not isinstance(value, list):
+        return value
+    choices = [Choice.model_validate(item) for item in value]
+    if not choices:
+        raise ValueError("expected a policy, or a list of them, the outermost first")
+    if len(choices) == 1:
+        return choices[0]
+    policies = [{"name": choice.name, **choice.options} for choice in choices]
+    return Choice(name=COMPOSED, options={"policies": policies})
 
 
 class ModelConfig(Section):
@@ -108,8 +131,10 @@ class ModelConfig(Section):
 class SchedulerConfig(Section):
     """Budgets and policy of the step loop."""
 
-    policy: Choice = Field(
-        default=Choice(name="fcfs"), description="Order of admission, preemption and chunk sizes."
+    policy: Annotated[Choice, BeforeValidator(_composition)] = Field(
+        default=Choice(name="fcfs"),
+        description="Order of admission, preemption and chunk sizes. A list composes: "
+        "`[priority, fair]` orders classes by priority, and users fairly within a class.",
     )
     max_num_seqs: int = Field(
         default=256, gt=0, le=65536, description="Most sequences that run at once."

@@ -7,8 +7,9 @@ It runs in the engine process, on the engine thread, between steps.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,14 +55,40 @@ class RunningView:
     user_names: list[str | None]
     now: float
 
+    def rows(self, index: NDArray[Any]) -> RunningView:
+        """The same columns of some of the requests; index: intp[m] or bool[B]."""
+        columns = [getattr(self, name)[index] for name in _COLUMNS]
+        for column in columns:
+            column.setflags(write=False)
+        return RunningView(*columns, user_names=self.user_names, now=self.now)
+
+
+_COLUMNS = (
+    "slots",
+    "handles",
+    "num_tokens",
+    "num_computed",
+    "num_prompt",
+    "priority",
+    "arrival",
+    "user",
+)
+
+
+def _alone(choice: Any) -> SchedulerPolicy:
+    raise ValueError(f"this engine composes no policies, but one asks for {choice!r}")
+
 
 @dataclass(frozen=True)
 class SchedulerPolicyContext:
-    """max_num_seqs: slots. max_num_batched_tokens: tokens a step. clock: seconds, monotonic."""
+    """max_num_seqs: slots. max_num_batched_tokens: tokens a step. clock: seconds, monotonic.
+    make: another policy for the same engine from a choice (a name, or a mapping with `name` and
+    options), for policies that are composed of others; raises `PluginError`."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     clock: Callable[[], float]
+    make: Callable[[Any], SchedulerPolicy] = field(default=_alone)
 
 
 class SchedulerPolicy(ABC):
@@ -110,6 +137,28 @@ class SchedulerPolicy(ABC):
         """One key a running request, float64[B]; the largest is preempted first. Called only when
         blocks are short. Default: the latest arrival gives way."""
         return view.arrival
+
+    def preempts(self, request: WaitingRequest, view: RunningView) -> int | None:
+        """The slot of a running request that must give way to `request`, which `peek` returned and
+        which finds no seat or no blocks; None: it waits. Asked again until the request fits. The
+        answer may depend only on `request` and on who runs: a None holds until either changes.
+        The one preempted must stand behind `request` in the queue, else they take turns."""
+        return None
+
+    def take(self, request: WaitingRequest) -> None:
+        """A composition admitted this request of the queue, which need not be the next one: take
+        it out, and account for it as `pop` does."""
+        self.remove(request.handle)
+
+    def class_of(self, request: WaitingRequest) -> Hashable:
+        """The class that the request belongs to, within which this policy lets another one order
+        (`policy: [this, other]`). None: this policy has no classes."""
+        return None
+
+    def classes(self, view: RunningView) -> NDArray[np.int64] | None:
+        """One number a class for each running request, int64[B], equal where `class_of` is. None:
+        this policy has no classes."""
+        return None
 
     def on_step(self, view: RunningView, scheduled: NDArray[np.int64]) -> None:  # noqa: B027
         """Told once a step how many tokens each running request was given (int64[B]). Override to

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from octavo.core.config.models import Choice
 from octavo.core.contracts import KINDS
 from octavo.core.contracts.executor import Executor, ExecutorContext, Worker, WorkerReport
 from octavo.core.contracts.kv_cache_manager import KVCacheManager, KVCacheManagerContext
 from octavo.core.contracts.logits_processor import HostLogitsProcessor, LogitsProcessorContext
 from octavo.core.contracts.observer import Observer, ObserverContext
 from octavo.core.contracts.preemption_policy import PreemptionPolicyContext
-from octavo.core.contracts.scheduler_policy import SchedulerPolicyContext
+from octavo.core.contracts.scheduler_policy import SchedulerPolicy, SchedulerPolicyContext
 from octavo.core.engine.core import EngineCore
 from octavo.core.engine.report import PluginChoice, StartupReport, size
 from octavo.core.errors import CapacityError, ConfigError
@@ -120,6 +121,16 @@ def _build(
         phases=phases,
         notes=worker.notes,
     )
+
+    def make_policy(choice: Any) -> SchedulerPolicy:
+        selection = resolved.selections["scheduler_policy"]
+        if choice is not None:
+            selection = registry.select("scheduler_policy", Choice.model_validate(choice))
+        policy: SchedulerPolicy = registry.create(
+            selection, SchedulerPolicyContext(max_num_seqs, budget, clock, make_policy)
+        )
+        return policy
+
     scheduler = Scheduler(
         SchedulerLimits(
             max_num_seqs=max_num_seqs,
@@ -131,10 +142,7 @@ def _build(
             chunked_prefill=config.scheduler.chunked_prefill,
         ),
         kv,
-        registry.create(
-            resolved.selections["scheduler_policy"],
-            SchedulerPolicyContext(max_num_seqs, budget, clock),
-        ),
+        make_policy(None),
         registry.create(
             resolved.selections["preemption_policy"],
             PreemptionPolicyContext(block_bytes=worker.block_bytes),
@@ -239,6 +247,9 @@ def _choices(resolved: Resolved, worker: WorkerReport) -> tuple[PluginChoice, ..
     for path, selection in listed:
         planned = (selection.name, resolved.reasons.get(path, selection.reason))
         name, reason = worker.choices.get(selection.kind, planned)
+        if hasattr(selection.options, "choices"):
+            parts = ", ".join(choice.name for choice in selection.options.choices())
+            name = f"{name} [{parts}]"
         choices.append(
             PluginChoice(
                 kind=selection.kind,

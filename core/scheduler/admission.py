@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core.contracts.kv_cache_manager import NO_MATCH, BlockCopy, Match
-from octavo.core.contracts.scheduler_policy import SchedulerPolicy
+from octavo.core.contracts.scheduler_policy import SchedulerPolicy, WaitingRequest
 from octavo.core.messages import AdmittedRow
 from octavo.core.scheduler.state import Phase, Sequence
 
@@ -29,6 +29,51 @@ class Admission:
         self.policy_shapes_chunks = (
             policy.cap is not SchedulerPolicy.cap or policy.order is not SchedulerPolicy.order
         )
+        self._may_preempt = policy.preempts is not SchedulerPolicy.preempts
+        # (waiting handle, versions of the row sets) for which the policy said that it waits.
+        self._waits: tuple[int, int, int] | None = None
+
+    def make_way(self) -> bool:
+        """Let the policy preempt for the next waiting request, where that lacks a seat or blocks.
+        False when that must wait for a step in flight: the victim's last token is not known yet.
+
+        Nothing is done while a step in flight is about to free some.
+        """
+        scheduler = self._s
+        if not self._may_preempt or not len(scheduler.policy):
+            return True
+        if any(record.ending or record.deferred for record in scheduler.in_flight):
+            return True
+        while scheduler.num_running:
+            waiting = scheduler.policy.peek()
+            if waiting is None or not self._is_short(waiting):
+                return True
+            state = (waiting.handle, scheduler.decoding.version, scheduler.prefilling.version)
+            if state == self._waits:
+                return True
+            slots = np.concatenate([scheduler.decoding.slots, scheduler.prefilling.slots])
+            view = scheduler.slots.view(slots, scheduler.clock())
+            victim = scheduler.policy.preempts(waiting, view)
+            if victim is None:
+                self._waits = state
+                return True
+            if scheduler.in_flight:
+                return False
+            scheduler.preempt(victim, waiting.handle)
+        return True
+
+    def _is_short(self, waiting: WaitingRequest) -> bool:
+        """Whether this request finds no seat, or fewer blocks than it needs."""
+        scheduler = self._s
+        if not scheduler.slots.num_free:
+            return True
+        stats, size = scheduler.kv.stats(), scheduler.limits.block_size
+        available = stats.num_free + stats.num_evictable
+        if available * size >= waiting.num_tokens:
+            return False
+        sequence = scheduler.sequences[waiting.handle]
+        missing = waiting.num_tokens - self._match(sequence).num_tokens
+        return available * size < missing
 
     def admit(
         self, budget: int, chunks: NDArray[np.int64] | None
@@ -83,7 +128,9 @@ class Admission:
             want = min(want, limits.max_chunk_tokens)
         if want > budget and not limits.chunked_prefill:
             return None
-        chunk = min(scheduler.policy.admit_cap(sequence.waiting, min(want, budget)), budget, want)
+        chunk = min(want, budget)
+        if limits.chunked_prefill:
+            chunk = min(chunk, scheduler.policy.admit_cap(sequence.waiting, chunk))
         if chunk <= 0:
             return None
         if not self._has_headroom(sequence, want):

@@ -188,7 +188,7 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """The next step, or None when there is nothing to compute, or nothing before a step in
         flight is committed."""
-        if not self._room_for_decodes():
+        if not self._room_for_decodes() or not self._admission.make_way():
             return None
         budget = self.limits.max_num_batched_tokens - len(self.decoding)
         chunks = self._plan_chunks(budget) if len(self.prefilling) else None
@@ -209,7 +209,8 @@ class Scheduler:
                 return True
             if self.in_flight:
                 return False
-            self._preempt(self._choose_victim())
+            assert self.num_running > 1, "one sequence alone cannot be short of blocks"
+            self.preempt(self._choose_victim())
         return True
 
     def _choose_victim(self) -> int:
@@ -218,9 +219,9 @@ class Scheduler:
         # Among equals the one admitted last.
         return int(running[len(running) - 1 - int(np.argmax(keys[::-1]))])
 
-    def _preempt(self, slot: int) -> None:
-        """Take a sequence off its slot; it waits to be computed again."""
-        assert self.num_running > 1, "one sequence alone cannot be short of blocks"
+    def preempt(self, slot: int, by: int | None = None) -> None:
+        """Take a sequence off its slot; it waits to be computed again. by: handle of the waiting
+        sequence that it gives way to; None: a running one needs its blocks."""
         sequence = self.slots.sequences[slot]
         assert sequence is not None, f"slot {slot} is empty"
         self.preemption.decide(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.core.config.models import Choice
+from octavo.core.config.models import COMPOSED, Choice
 from octavo.core.contracts.kv_cache_manager import KVCacheManagerContext
 from octavo.core.contracts.preemption_policy import PreemptionPolicyContext
 from octavo.core.contracts.scheduler_policy import SchedulerPolicyContext
@@ -34,7 +34,9 @@ def _registry() -> Registry:
 
 def _part(kind: str, part: Any, context: Any) -> Any:
     """A plugin by name (with options), or the object itself."""
-    if not isinstance(part, str | dict):
+    if isinstance(part, list):
+        part = {"name": COMPOSED, "policies": part}
+    if not isinstance(part, str | dict | Choice):
         return part
     selection = _registry().select(kind, Choice.model_validate(part))
     return _registry().create(selection, context)
@@ -62,6 +64,10 @@ def make_fake_engine(
     def clock() -> float:
         return float(next(counter))
 
+    def make_policy(part: Any) -> Any:
+        context = SchedulerPolicyContext(max_num_seqs, budget, clock, make_policy)
+        return _part("scheduler_policy", part, context)
+
     worker = FakeWorker(block_size=block_size)
     executor = FakeExecutor(worker, in_flight)
     executor.allocate_kv(num_blocks)
@@ -79,7 +85,7 @@ def make_fake_engine(
             chunked_prefill=chunked_prefill,
         ),
         _part("kv_cache_manager", manager, kv_context),
-        _part("scheduler_policy", policy, SchedulerPolicyContext(max_num_seqs, budget, clock)),
+        make_policy(policy),
         _part("preemption_policy", preemption, PreemptionPolicyContext(1)),
         clock,
     )
@@ -93,6 +99,8 @@ def request(
     *,
     parent: int | None = None,
     index: int = 0,
+    priority: int = 0,
+    user: str | None = None,
     **sampling: Any,
 ) -> EngineRequest:
     """A request for a fake engine; `sampling` goes to `SamplingParams`."""
@@ -106,6 +114,8 @@ def request(
         eos_token_ids=[EOS],
         parent=parent,
         index=index,
+        priority=priority,
+        user=user,
     )
 
 
