@@ -36,6 +36,10 @@ def config_schema(registry: Registry) -> dict[str, Any]:
             "description": f"{kind.name}: a name, or a mapping with `name` and options.",
             "anyOf": [{"enum": names[1:] if is_list else names}, *variants, _OTHER],
         }
+        if kind.name == "scheduler_policy":  # a list of them is a composition
+            items = {"$ref": f"#/$defs/{kind.name}"}
+            many = {"type": "array", "items": items, "minItems": 1}
+            definitions[kind.name]["anyOf"].append(many)
         holder, key = _property(schema, kind.config_path)
         ref = {"$ref": f"#/$defs/{kind.name}"}
         old = holder[key]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -57,10 +57,10 @@ class RunningView:
 
     def rows(self, index: NDArray[Any]) -> RunningView:
         """The same columns of some of the requests; index: intp[m] or bool[B]."""
-        columns = [getattr(self, name)[index] for name in _COLUMNS]
-        for column in columns:
+        columns = {name: getattr(self, name)[index] for name in _COLUMNS}
+        for column in columns.values():
             column.setflags(write=False)
-        return RunningView(*columns, user_names=self.user_names, now=self.now)
+        return replace(self, **columns)
 
 
 _COLUMNS = (

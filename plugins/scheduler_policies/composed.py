@@ -59,8 +59,8 @@ class ComposedPolicy(SchedulerPolicy):
                 path="scheduler.policy",
             )
         inner = rest[0] if len(rest) == 1 else {"name": "composed", "policies": rest}
-        self._make = lambda: context.make(inner)
-        self._model = self._make()  # says what inner policies can do, and fails at start
+        self._context, self._choice = context, inner
+        self._model = context.make(inner)  # says what inner policies can do, and fails at start
         self._stateful = _overrides(self._model, "on_step")
         self._spare: list[SchedulerPolicy] = []  # empty ones that remember nothing
         self._inner: dict[Hashable, SchedulerPolicy] = {}
@@ -72,7 +72,7 @@ class ComposedPolicy(SchedulerPolicy):
         name = self._outer.class_of(request)
         inner = self._inner.get(name)
         if inner is None:
-            inner = self._spare.pop() if self._spare else self._make()
+            inner = self._spare.pop() if self._spare else self._context.make(self._choice)
             self._forget_idle()
             self._inner[name] = inner
         inner.add(request)

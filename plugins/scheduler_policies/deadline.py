@@ -104,7 +104,8 @@ class DeadlinePolicy(QueuePolicy):
             return None
         order = self.order(view)
         ordered = want if order is None else want[order]
-        given = np.clip(self._room - (np.cumsum(ordered) - ordered), 0, ordered)
+        before = np.cumsum(ordered) - ordered
+        given: NDArray[np.int64] = np.clip(self._room - before, 0, ordered)
         self._room -= int(given.sum())
         if order is None:
             return given
