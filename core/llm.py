@@ -159,6 +159,11 @@ class LLM:
 
     # ---- the rest --------------------------------------------------------------------------------
 
+    @property
+    def engine(self) -> Engine:
+        """The engine, to look into; it moves only while a method of this class runs."""
+        return self._client.engine
+
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer."""
         return self._inputs.tokenizer

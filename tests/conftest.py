@@ -15,6 +15,8 @@ import pytest
 # Before torch is imported. Tiny models are fastest on one thread; the demo model's engine sets its
 # own number.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Threads that spin while they wait take the cores from the other processes of a test.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 if TYPE_CHECKING:

@@ -30,8 +30,20 @@ def tiny_model(tmp_path_factory):
     return folder, model
 
 
+@pytest.fixture(
+    params=[
+        "local",
+        pytest.param("wire", marks=pytest.mark.slow),
+        pytest.param("threaded", marks=pytest.mark.slow),
+    ]
+)
+def default_executor(request):
+    """The executor of every test that does not name one: each parity test runs on all."""
+    return request.param
+
+
 @pytest.fixture
-def make_engine(tiny_model):
+def make_engine(tiny_model, default_executor):
     """Engines from a nested mapping of configuration; all are closed at the end."""
     from octavo.core.config.loading import load_config
     from octavo.core.config.resolve import resolve
@@ -43,6 +55,7 @@ def make_engine(tiny_model):
     def make(config=None, source=None):
         mapping = {"model": {"source": str(source or tiny_model[0])}}
         mapping["kv_cache"] = {"num_blocks": 200}
+        mapping["executor"] = {"kind": default_executor}
         mapping["scheduler"] = {"max_num_seqs": 8, "max_num_batched_tokens": 512}
         for section, values in (config or {}).items():
             mapping.setdefault(section, {}).update(values)

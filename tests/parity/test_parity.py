@@ -65,16 +65,18 @@ def greedy(prompts):
 
 
 @pytest.mark.parametrize("executor", ["local", "wire", "threaded"])
-@pytest.mark.parametrize("together", [False, True])
-def test_executors(make_engine, prompts, reference, executor, together):
+def test_executors(make_engine, prompts, reference, executor):
     engine = make_engine({"executor": {"kind": executor}})
-    assert run(engine, greedy(prompts), together) == reference
+    assert run(engine, greedy(prompts)) == reference
+
+
+def test_alone(make_engine, prompts, reference):
+    assert run(make_engine(), greedy(prompts), together=False) == reference
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 64, None])
-@pytest.mark.parametrize("executor", ["local", "threaded"])
-def test_chunk_sizes(make_engine, prompts, reference, chunk, executor):
-    engine = make_engine({"scheduler": {"max_chunk_tokens": chunk}, "executor": {"kind": executor}})
+def test_chunk_sizes(make_engine, prompts, reference, chunk):
+    engine = make_engine({"scheduler": {"max_chunk_tokens": chunk}})
     assert run(engine, greedy(prompts)) == reference
 
 
@@ -110,9 +112,8 @@ def test_block_sizes_and_prefix_caching(
 
 @pytest.mark.parametrize("executor", ["local", "wire", "threaded"])
 def test_a_pool_so_small_that_sequences_are_preempted(make_engine, prompts, reference, executor):
-    engine = make_engine(
-        {"kv_cache": {"num_blocks": 12, "block_size": 8}, "executor": {"kind": executor}}
-    )
+    config = {"kv_cache": {"num_blocks": 12, "block_size": 8}, "executor": {"kind": executor}}
+    engine = make_engine(config)
     assert run(engine, greedy(prompts)) == reference
     assert engine.metrics()["num_preemptions"] > 3
 
