@@ -1,7 +1,15 @@
 """`octavo bench scheduler`: what scheduling costs, without a model.
 
-The real scheduler, KV cache manager and message encoding run against an executor that answers at
-once. Requests are staggered so that in each step one in `block_size` crosses a block border.
+The real scheduler, policy, KV cache manager, input preparation and message encoding run; only the
+forward pass is missing. Two loads are measured:
+
+decode   All sequences decode, staggered so that in each step one in `block_size` crosses a block
+         border.
+mixed    Churn: sequences generate 20 to 300 tokens, a new one takes the seat of each that ends, and
+         prompts are computed in chunks beside the decodes. Only steps with prefill count.
+
+`schedule` is `Scheduler.plan`; `prepare` is the worker's mirror and flat tensors; `commit` ends
+when the message for the API process is encoded.
 """
 
 from __future__ import annotations
@@ -9,159 +17,242 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from octavo.core.config.models import Choice
-from octavo.core.contracts.executor import Executor, Ticket, WorkerReport
+from octavo.core.config.models import COMPOSED, Choice
 from octavo.core.contracts.kv_cache_manager import KVCacheManagerContext
 from octavo.core.contracts.preemption_policy import PreemptionPolicyContext
 from octavo.core.contracts.scheduler_policy import SchedulerPolicyContext
-from octavo.core.messages import (
-    Codec,
-    EngineOutputs,
-    EngineRequest,
-    LogitMasks,
-    StepPlan,
-    StepResult,
-)
+from octavo.core.messages import Codec, EngineOutputs, EngineRequest, StepPlan, StepResult
 from octavo.core.registry import Registry
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.scheduler.scheduler import Scheduler, SchedulerLimits
 
 VOCAB = 32000
-_OUTPUT = 100_000
+PHASES = ("schedule", "prepare", "commit")
+_OUTPUT = 4096
+_SHORTEST, _LONGEST = 20, 300
 
 
-class InstantExecutor(Executor):
-    """Answers every plan at once with one and the same token."""
+class Preparation:
+    """The worker's part of a step up to the forward pass: mirror and flat tensors, on the CPU."""
 
-    def __init__(self) -> None:
-        self._results: dict[int, StepResult] = {}
+    def __init__(self, running: int, max_model_len: int, block_size: int, budget: int) -> None:
+        import torch
 
-    def start(self) -> WorkerReport:
-        raise RuntimeError("InstantExecutor has no model to report on")
+        from octavo.core.runner.batch import BatchBuilder
+        from octavo.core.runner.mirror import Mirror
 
-    def allocate_kv(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        pass
+        self._mirror = Mirror(num_slots=running, max_model_len=max_model_len, block_size=block_size)
+        self._builder = BatchBuilder(
+            self._mirror, max_tokens=max(budget, running), device=torch.device("cpu")
+        )
 
-    def submit(self, plan: StepPlan) -> Ticket:
+    def prepare(self, plan: StepPlan) -> None:
+        """What precedes the forward pass."""
+        self._mirror.apply(plan)
+        self._batch = self._builder.build(plan)
+
+    def finish(self, plan: StepPlan) -> StepResult:
+        """What follows it: every row that samples gets one and the same token."""
+        slots = self._batch.slots
+        self._mirror.advance(slots, plan.counts)
         tokens = np.full((len(plan.sample_rows), 1), 11, np.int32)
-        self._results[plan.step] = StepResult(step=plan.step, token_ids=tokens)
-        return Ticket(plan.step)
-
-    def sample(self, ticket: Ticket, masks: LogitMasks | None) -> None:
-        pass
-
-    def collect(self, ticket: Ticket) -> StepResult:
-        return self._results.pop(ticket)
+        self._mirror.append(slots[plan.sample_rows], tokens[:, 0])
+        return StepResult(step=plan.step, token_ids=tokens)
 
 
-def make_scheduler(
-    running: int, prompt_len: int, block_size: int, policy: str, manager: str
-) -> Scheduler:
-    """A scheduler with room for `running` sequences of the prompt and what the run generates."""
-    registry = Registry.discover()
-    max_model_len = prompt_len + _OUTPUT
-    budget = max(running, 8192)
-    blocks = running * -(-(prompt_len + 4096) // block_size) + 1
+class Load:
+    """A scheduler under load, stepped and timed."""
 
-    def make(kind: str, name: str, context: Any) -> Any:
-        return registry.create(registry.select(kind, Choice(name=name)), context)
+    def __init__(
+        self, running: int, prompt_len: int, block_size: int, policy: Any, manager: str
+    ) -> None:
+        self.running, self.prompt_len, self.block_size = running, prompt_len, block_size
+        self.budget = max(2048, 8 * running)
+        self.max_model_len = prompt_len + _OUTPUT
+        self.scheduler = self._make(policy, manager)
+        self.worker = Preparation(running, self.max_model_len, block_size, self.budget)
+        self._codec = Codec(EngineOutputs)
+        self._random = np.random.default_rng(0)
+        self._handle = 0
+        self.added: list[float] = []
 
-    return Scheduler(
-        SchedulerLimits(running, budget, max_model_len, VOCAB, block_size),
-        make(
-            "kv_cache_manager",
-            manager,
-            KVCacheManagerContext(blocks, block_size, running, max_model_len),
-        ),
-        make(
-            "scheduler_policy",
-            policy,
-            SchedulerPolicyContext(running, budget, time.monotonic),
-        ),
-        make("preemption_policy", "recompute", PreemptionPolicyContext(1)),
-        time.monotonic,
-    )
+    def _make(self, policy: Any, manager: str) -> Scheduler:
+        registry = Registry.discover()
+        blocks = self.running * -(-self.max_model_len // self.block_size) + 1
 
+        def make(kind: str, choice: Any, context: Any) -> Any:
+            return registry.create(registry.select(kind, Choice.model_validate(choice)), context)
 
-def measure(
-    running: int, prompt_len: int, steps: int, *, block_size: int, policy: str, manager: str
-) -> dict[str, float]:
-    """Milliseconds of schedule and commit in decode-only steps; microseconds of add_request."""
-    scheduler = make_scheduler(running, prompt_len, block_size, policy, manager)
-    executor, codec = InstantExecutor(), Codec(EngineOutputs)
-    generator = np.random.default_rng(0)
-    added = []
-    for handle in range(running):
-        tokens = generator.integers(20, VOCAB, prompt_len - handle % block_size, dtype=np.int32)
+        def make_policy(choice: Any) -> Any:
+            context = SchedulerPolicyContext(
+                self.running, self.budget, time.monotonic, make_policy
+            )
+            return make("scheduler_policy", choice, context)
+
+        context = KVCacheManagerContext(
+            blocks, self.block_size, self.running, self.max_model_len
+        )
+        return Scheduler(
+            SchedulerLimits(
+                self.running, self.budget, self.max_model_len, VOCAB, self.block_size
+            ),
+            make("kv_cache_manager", manager, context),
+            make_policy(policy),
+            make("preemption_policy", "recompute", PreemptionPolicyContext(1)),
+            time.monotonic,
+        )
+
+    def add(self, prompt_len: int, max_tokens: int) -> None:
+        """A request with a random prompt; `added` gets the seconds that taking it in cost."""
+        handle = self._handle = self._handle + 1
         request = EngineRequest(
             handle=handle,
             request_id=str(handle),
-            token_ids=tokens,
+            token_ids=self._random.integers(20, VOCAB, prompt_len, dtype=np.int32),
             sampling=SamplingParams(max_tokens=None),
             seed=0,
-            max_tokens=_OUTPUT,
+            max_tokens=max_tokens,
             eos_token_ids=[2],
+            priority=handle % 3,
+            user=f"user {handle % 7}",
         )
         started = time.perf_counter()
-        scheduler.add(request)
-        added.append(time.perf_counter() - started)
-    rows = []
-    while len(rows) < steps:
-        decode_only = len(scheduler.decoding) == running
-        begin = time.perf_counter()
-        plan = scheduler.plan()
-        planned = time.perf_counter()
+        self.scheduler.add(request)
+        self.added.append(time.perf_counter() - started)
+
+    def step(self) -> tuple[bool, tuple[float, float, float], EngineOutputs]:
+        """(whether it only decoded, seconds by phase, outputs)."""
+        clock = time.perf_counter
+        begin = clock()
+        plan = self.scheduler.plan()
+        planned = clock()
         assert plan is not None, "the scheduler has nothing to do"
-        result = executor.collect(executor.submit(plan))
-        collected = time.perf_counter()
-        codec.encode(scheduler.commit(result))
-        done = time.perf_counter()
-        if decode_only:
-            rows.append((planned - begin, done - collected))
+        self.worker.prepare(plan)
+        prepared = clock()
+        result = self.worker.finish(plan)
+        collected = clock()
+        outputs = self.scheduler.commit(result)
+        self._codec.encode(outputs)
+        done = clock()
+        decodes = plan.num_decodes == len(plan.slots)
+        return decodes, (planned - begin, prepared - planned, done - collected), outputs
+
+    def decode(self, steps: int, waiting: int = 0) -> Iterator[tuple[float, float, float]]:
+        """Steps in which all sequences decode."""
+        for number in range(self.running):
+            self.add(self.prompt_len - number % self.block_size, _OUTPUT)
+        while len(self.scheduler.decoding) < self.running:
+            self.step()
+        for _ in range(waiting):
+            self.add(16, 16)
+        for _ in range(min(steps, _OUTPUT - self.running)):
+            yield self.step()[1]
+
+    def churn(self, steps: int) -> Iterator[tuple[float, float, float]]:
+        """Steps with prefill while requests come and go, after all seats were taken twice."""
+
+        def refill(count: int) -> None:
+            for _ in range(count):
+                self.add(self.prompt_len, int(self._random.integers(_SHORTEST, _LONGEST + 1)))
+
+        refill(2 * self.running)
+        ended = counted = 0
+        while counted < steps:
+            decodes, seconds, outputs = self.step()
+            ended += len(outputs.finished)
+            refill(len(outputs.finished))
+            if ended > self.running and not decodes:
+                counted += 1
+                yield seconds
+
+
+def summary(rows: list[tuple[float, float, float]], prefix: str = "") -> dict[str, float]:
+    """Median, mean and 99th percentile in milliseconds of each phase, of schedule and commit
+    together (`total`), the first tenth of the steps left out."""
     times = np.asarray(rows[len(rows) // 10 :]) * 1e3
-    both = times.sum(axis=1)
-    out = {"add_request_us": float(np.median(added) * 1e6)}
-    for name, column in (("schedule", times[:, 0]), ("commit", times[:, 1]), ("total", both)):
-        out[f"{name}_ms"] = float(np.median(column))
-        out[f"{name}_ms_mean"] = float(column.mean())
-        out[f"{name}_ms_p99"] = float(np.percentile(column, 99))
+    columns = dict(zip(PHASES, times.T, strict=True))
+    columns["total"] = columns["schedule"] + columns["commit"]
+    out = {}
+    for name, column in columns.items():
+        out[f"{prefix}{name}_ms"] = float(np.median(column))
+        out[f"{prefix}{name}_ms_mean"] = float(column.mean())
+        out[f"{prefix}{name}_ms_p99"] = float(np.percentile(column, 99))
     return out
+
+
+def measure(
+    running: int,
+    prompt_len: int,
+    steps: int,
+    *,
+    block_size: int = 16,
+    policy: Any = "fcfs",
+    manager: str = "paged",
+    waiting: int = 0,
+) -> dict[str, float]:
+    """All numbers of one size: those of mixed steps begin with `mixed_`; `add_request_us` is the
+    median for a prompt of `prompt_len` tokens, hashing included."""
+    load = Load(running, prompt_len, block_size, policy, manager)
+    decode = list(load.decode(steps, waiting))
+    added = load.added[: load.running]
+    mixed = list(Load(running, prompt_len, block_size, policy, manager).churn(steps))
+    return {
+        "add_request_us": float(np.median(added) * 1e6),
+        **summary(decode),
+        **summary(mixed, "mixed_"),
+    }
+
+
+def policy_choice(text: str) -> Any:
+    """`fcfs`, or `priority,fair` for a composition."""
+    names = text.split(",")
+    return {"name": COMPOSED, "policies": names} if len(names) > 1 else text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("--running", type=int, default=256, help="sequences that decode")
+    parser.add_argument("--running", type=int, default=256, help="sequences that run")
     parser.add_argument("--prompt-len", type=int, default=512, help="prompt tokens of each")
-    parser.add_argument("--steps", type=int, default=500, help="steps to measure")
+    parser.add_argument("--steps", type=int, default=500, help="steps to measure, of each load")
+    parser.add_argument("--waiting", type=int, default=0, help="requests that wait meanwhile")
     parser.add_argument("--block-size", type=int, default=16, help="tokens a block")
-    parser.add_argument("--policy", default="fcfs", help="scheduler policy")
+    parser.add_argument(
+        "--policy", default="fcfs", help="scheduler policy, or several with commas: priority,fair"
+    )
     parser.add_argument("--manager", default="paged", help="KV cache manager")
     parser.add_argument("--json", metavar="FILE", help="write the numbers to a file")
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
+    settings = {
+        name: getattr(args, name)
+        for name in ("running", "prompt_len", "steps", "waiting", "block_size", "policy", "manager")
+    }
     numbers = measure(
         args.running,
         args.prompt_len,
         args.steps,
         block_size=args.block_size,
-        policy=args.policy,
+        policy=policy_choice(args.policy),
         manager=args.manager,
+        waiting=args.waiting,
     )
-    print(f"decode-only steps of {args.running} sequences, prompts of {args.prompt_len} tokens")
-    for name in ("schedule", "commit", "total"):
-        print(
-            f"  {name:<9} median {numbers[f'{name}_ms']:.3f} ms"
-            f"   mean {numbers[f'{name}_ms_mean']:.3f} ms   p99 {numbers[f'{name}_ms_p99']:.3f} ms"
-        )
-    print(f"  add_request median {numbers['add_request_us']:.0f} us")
+    for prefix, title in (("", "decode-only steps"), ("mixed_", "steps with prefill, churn")):
+        print(f"{title}: {args.running} sequences, prompts of {args.prompt_len} tokens")
+        for name in (*PHASES, "total"):
+            median, mean, p99 = (
+                numbers[f"{prefix}{name}_ms{end}"] for end in ("", "_mean", "_p99")
+            )
+            label = "schedule + commit" if name == "total" else name
+            print(f"  {label:<17} median {median:.3f} ms   mean {mean:.3f} ms   p99 {p99:.3f} ms")
+    print(f"add_request median {numbers['add_request_us']:.0f} us")
     if args.json:
-        settings = {"running": args.running, "prompt_len": args.prompt_len, "steps": args.steps}
         Path(args.json).write_text(json.dumps({**settings, **numbers}, indent=2) + "\n")
     return 0
