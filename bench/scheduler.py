@@ -90,18 +90,12 @@ class Load:
             return registry.create(registry.select(kind, Choice.model_validate(choice)), context)
 
         def make_policy(choice: Any) -> Any:
-            context = SchedulerPolicyContext(
-                self.running, self.budget, time.monotonic, make_policy
-            )
+            context = SchedulerPolicyContext(self.running, self.budget, time.monotonic, make_policy)
             return make("scheduler_policy", choice, context)
 
-        context = KVCacheManagerContext(
-            blocks, self.block_size, self.running, self.max_model_len
-        )
+        context = KVCacheManagerContext(blocks, self.block_size, self.running, self.max_model_len)
         return Scheduler(
-            SchedulerLimits(
-                self.running, self.budget, self.max_model_len, VOCAB, self.block_size
-            ),
+            SchedulerLimits(self.running, self.budget, self.max_model_len, VOCAB, self.block_size),
             make("kv_cache_manager", manager, context),
             make_policy(policy),
             make("preemption_policy", "recompute", PreemptionPolicyContext(1)),

@@ -301,14 +301,19 @@ class AsyncLLM:
         metrics: dict[str, Any] = await self._call("metrics")
         return metrics
 
+    async def timeline(self, request_id: str) -> list[dict[str, Any]] | None:
+        """What happened to a request, event by event; None when nothing was recorded of it."""
+        events: list[dict[str, Any]] | None = await self._call("timeline", request_id)
+        return events
+
     async def reset_prefix_cache(self) -> bool:
         """Forget cached prompts; False while requests run."""
         return bool(await self._call("reset_prefix_cache"))
 
-    async def _call(self, name: str) -> Any:
+    async def _call(self, name: str, *args: Any) -> Any:
         await self.start()
         assert self._client is not None
-        return await asyncio.wrap_future(self._client.call(name))
+        return await asyncio.wrap_future(self._client.call(name, *args))
 
     # ---- requests --------------------------------------------------------------------------------
 
@@ -346,6 +351,8 @@ class AsyncLLM:
                 update = await mailbox.take()
                 if update.error is not None:
                     raise RequestError(update.error)
+                if update.finished and prepared.sampling.timeline:
+                    update.timeline = await self.timeline(request_id)
                 yield update
                 if update.finished:
                     return

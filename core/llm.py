@@ -153,6 +153,7 @@ class LLM:
                 if update.error is not None:
                     raise RequestError(update.error)
                 finished = update.finished
+                self._add_timeline(prepared, update)
                 yield update
         finally:
             self._abort([request_id])
@@ -230,9 +231,15 @@ class LLM:
             self._submit(prepared, "final", many)
             self._finish(ids, use_tqdm)
             results = [self._results[request_id] for request_id in ids]
+            for each, result in zip(prepared, results, strict=True):
+                self._add_timeline(each, result)
         finally:
             self._abort(ids)
         return _checked([result for result in results if result is not None], many)
+
+    def _add_timeline(self, prepared: PreparedRequest, output: RequestOutput | None) -> None:
+        if output is not None and output.finished and prepared.sampling.timeline:
+            output.timeline = self._client.call("timeline", prepared.request_id).result()
 
     def _prepare(
         self, prompt: Prompt, sampling: SamplingParams | None, priority: int = 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -79,7 +80,8 @@ class RequestOutput:
     prompt: the text, None when token ids were given. prompt_logprobs: when asked for; in deltas
     only with the first. finished: no choice runs any more. num_cached_tokens: prompt tokens found
     in the prefix cache, None before the request was first scheduled. error: why the request failed,
-    when a choice has finish_reason `error`.
+    when a choice has finish_reason `error`. timeline: events by time, of the finished request and
+    when asked for (`SamplingParams.timeline`); see docs/timelines.md.
     """
 
     request_id: str
@@ -91,6 +93,7 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     num_cached_tokens: int | None = None
     error: str | None = None
+    timeline: list[dict[str, Any]] | None = None
 
     def extend(self, later: RequestOutput) -> None:
         """Merge a later delta of the same request into this one."""
@@ -107,3 +110,4 @@ class RequestOutput:
         self.metrics = later.metrics
         self.num_cached_tokens = later.num_cached_tokens
         self.error = later.error
+        self.timeline = later.timeline

@@ -27,7 +27,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     token before. logprobs: number of alternatives beside the sampled token (0: only that one;
     -1: the whole vocabulary), raw (before penalties and temperature). prompt_logprobs likewise.
     seed: 64 bits; None: drawn by the engine. detokenize: False leaves text empty.
-    extra_args: for plugins' logits processors, by processor name.
+    extra_args: for plugins' logits processors, by processor name. timeline: record what happens to
+    the request, step by step (`RequestOutput.timeline`).
     """
 
     n: int = 1
@@ -55,6 +56,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     spaces_between_special_tokens: bool = True
     detokenize: bool = True
     extra_args: dict[str, Any] | None = None
+    timeline: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):

@@ -11,7 +11,7 @@ from typing import Any
 
 from octavo.core.config.keywords import KEYWORDS, Keyword, from_keywords, integer
 from octavo.core.config.loading import load_config
-from octavo.core.config.models import EngineConfig
+from octavo.core.config.models import Choice, EngineConfig
 from octavo.core.config.validation import model_at
 from octavo.core.errors import ConfigError
 from octavo.core.registry import Registry
@@ -27,6 +27,13 @@ def add_config_arguments(parser: argparse.ArgumentParser, *, model: bool = True)
             "model_source", nargs="?", metavar="MODEL", help=description("model.source")
         )
     add_config_sources(parser)
+    if model:
+        parser.add_argument(
+            "--trace-steps",
+            metavar="FILE",
+            help="write a timeline of the steps as a Chrome trace, which Perfetto opens "
+            "[observers: step_trace]",
+        )
     group = parser.add_argument_group("model and engine (vLLM's names)")
     for name, keyword in KEYWORDS.items():
         _add(group, name, keyword)
@@ -58,6 +65,10 @@ def config_from_args(
             raise ConfigError(f"MODEL is given twice: '{source}' and --model '{keywords['model']}'")
         keywords["model"] = source
     config = load_config(args.config, overrides=args.overrides, flags=from_keywords(keywords))
+    trace = getattr(args, "trace_steps", None)
+    if trace is not None:
+        observer = Choice(name="step_trace", options={"path": trace})
+        config = config.model_copy(update={"observers": [*config.observers, observer]})
     return config, registry_from_config(config, plugins)
 
 

@@ -113,6 +113,9 @@ class Engine(Protocol):
     async def reset_prefix_cache(self) -> bool:
         """Forget cached prompts; False while requests run."""
 
+    async def timeline(self, request_id: str) -> list[dict[str, Any]] | None:
+        """What happened to a request; None when nothing was recorded of it."""
+
     def default_sampling_params(self) -> SamplingParams:
         """What a request that asks for nothing gets."""
 

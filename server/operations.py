@@ -100,6 +100,13 @@ OPERATIONS: tuple[Operation, ...] = (
         "Forget cached prompts; not done while requests run.",
         response=common.Reset,
     ),
+    Operation(
+        "GET",
+        "/debug/requests/{request_id}",
+        utility.timeline,
+        "The timeline of a request.",
+        response=common.Timeline,
+    ),
     Operation("GET", "/openapi.json", utility.openapi, "This document."),
     Operation("GET", "/docs", utility.docs, "This document as a page.", media_type="text/html"),
 )

@@ -53,6 +53,23 @@ async def load(request: Request) -> Response:
     return JSONResponse({"server_load": _state(request).in_flight})
 
 
+async def timeline(request: Request) -> Response:
+    """What happened to a request, event by event: to one that asked for it, or to all with
+    `observability.timelines`. The id is that of the answer."""
+    state = _state(request)
+    state.require_ready()
+    request_id: str = request.path_params["request_id"]
+    events = await state.llm.timeline(request_id)
+    if events is None:
+        raise ApiError(
+            f"nothing is recorded of a request '{request_id}': it is unknown or too long ago, or"
+            " observability.timelines is 0",
+            status=404,
+            code="not_found",
+        )
+    return JSONResponse({"id": request_id, "events": events})
+
+
 async def reset_prefix_cache(request: Request) -> Response:
     """Forget cached prompts; the engine does not while requests run."""
     state = _state(request)

@@ -268,6 +268,12 @@ class ObservabilityConfig(Section):
     """What is logged."""
 
     log_prompts: bool = Field(default=False, description="Whether prompts may appear in logs.")
+    timelines: int = Field(
+        default=0,
+        ge=0,
+        description="Of how many of the last requests the timeline is kept, for "
+        "`/debug/requests/{id}`; 0: only of those that ask for it.",
+    )
 
 
 class PluginsConfig(Section):

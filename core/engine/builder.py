@@ -159,6 +159,7 @@ def _build(
         report=report,
         resolved=resolved,
         clock=clock,
+        timelines=config.observability.timelines,
     )
 
 

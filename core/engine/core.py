@@ -13,6 +13,7 @@ from octavo.core.contracts.logits_processor import HostLogitsProcessor
 from octavo.core.contracts.observer import Observer, RequestRecord, StepRecord
 from octavo.core.engine.host_masks import HostMasks
 from octavo.core.engine.observers import Observers
+from octavo.core.engine.timelines import Timelines
 from octavo.core.engine.timing import StepTiming
 from octavo.core.messages import EngineOutputs, EngineRequest, StepPlan, StepResult
 from octavo.core.scheduler.scheduler import Scheduler
@@ -45,6 +46,7 @@ class EngineCore:
         report: Any = None,
         resolved: Any = None,
         clock: Callable[[], float] = time.monotonic,
+        timelines: int = 0,
     ) -> None:
         self.scheduler, self.executor = scheduler, executor
         self.report, self.resolved = report, resolved
@@ -54,12 +56,13 @@ class EngineCore:
         self._masks = HostMasks(host_processors, scheduler.limits.vocab_size, self._fail)
         self._submitted: deque[_Submitted] = deque()
         self._closed = False
-        if self.observers.want_requests:
-            scheduler.on_finished = self._tell_finished
+        self._timelines = Timelines(timelines, scheduler, clock)
+        scheduler.on_finished = self._tell_finished
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises `RequestError` when it can never run."""
         self.scheduler.add(request)
+        self._timelines.added(request)
 
     def abort(self, handles: Sequence[int]) -> None:
         """End these sequences; those that have ended already are ignored."""
@@ -81,6 +84,8 @@ class EngineCore:
     def _submit(self) -> bool:
         started = time.perf_counter()
         plan = self.scheduler.plan()
+        if self._timelines.active:
+            self._timelines.planned(plan)
         if plan is None:
             return False
         plan.needs_mask = self._masks.follow(plan)
@@ -145,6 +150,10 @@ class EngineCore:
         )
 
     def _tell_finished(self, sequence: RunningSequence, reason: str) -> None:
+        if self._timelines.active:
+            self._timelines.finished(sequence, reason)
+        if not self.observers.want_requests:
+            return
         self.observers.request(
             RequestRecord(
                 request_id=sequence.request.request_id,
@@ -160,6 +169,10 @@ class EngineCore:
                 finish_reason=reason,
             )
         )
+
+    def timeline(self, request_id: str) -> list[dict[str, Any]] | None:
+        """What happened to a request (see `Timelines`); None when nothing was recorded of it."""
+        return self._timelines.get(request_id)
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while blocks are in use."""

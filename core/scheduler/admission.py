@@ -59,7 +59,9 @@ class Admission:
                 return True
             if scheduler.in_flight:
                 return False
-            scheduler.preempt(victim, waiting.handle)
+            why = "blocks" if scheduler.slots.num_free else "seat"
+            scheduler.note_preemption(victim, waiting.handle, why)
+            scheduler.preempt(victim)
         return True
 
     def _is_short(self, waiting: WaitingRequest) -> bool:

@@ -205,12 +205,15 @@ class Scheduler:
         while len(self.decoding):
             rows = self.decoding
             totals = self.slots.num_tokens[rows.index]
-            if self.kv.extend(rows.slots, totals) == len(rows):
+            fitting = self.kv.extend(rows.slots, totals)
+            if fitting == len(rows):
                 return True
             if self.in_flight:
                 return False
             assert self.num_running > 1, "one sequence alone cannot be short of blocks"
-            self.preempt(self._choose_victim())
+            victim = self._choose_victim()
+            self.note_preemption(victim, int(self.slots.handle[rows.slots[fitting]]), "blocks")
+            self.preempt(victim)
         return True
 
     def _choose_victim(self) -> int:
@@ -219,9 +222,8 @@ class Scheduler:
         # Among equals the one admitted last.
         return int(running[len(running) - 1 - int(np.argmax(keys[::-1]))])
 
-    def preempt(self, slot: int, by: int | None = None) -> None:
-        """Take a sequence off its slot; it waits to be computed again. by: handle of the waiting
-        sequence that it gives way to; None: a running one needs its blocks."""
+    def preempt(self, slot: int) -> None:
+        """Take a sequence off its slot; it waits to be computed again."""
         sequence = self.slots.sequences[slot]
         assert sequence is not None, f"slot {slot} is empty"
         self.preemption.decide(
@@ -546,6 +548,18 @@ class Scheduler:
             sequence.admitted_at = self.clock()
             sequence.num_cached = num_cached
             self._cached[sequence.handle] = num_cached
+
+    def note_preemption(self, slot: int, by: int, why: str) -> None:
+        """The sequence in `slot` is about to give way to handle `by`, which lacks a `seat` or
+        `blocks`."""
+        sequence = self.slots.sequences[slot]
+        assert sequence is not None, f"slot {slot} is empty"
+        sequence.lost_to = (by, why)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps planned so far."""
+        return self._steps
 
     def stats(self) -> SchedulerStats:
         kv = self.kv.stats()

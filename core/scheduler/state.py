@@ -32,7 +32,8 @@ class Phase(IntEnum):
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One sequence from arrival to end. `known`: its tokens while it has no slot (int32). Times are
-    seconds on the engine's clock."""
+    seconds on the engine's clock. `lost_to`: handle of the sequence that it last gave way to, and
+    what that lacked, `seat` or `blocks`."""
 
     request: EngineRequest
     waiting: WaitingRequest
@@ -47,6 +48,7 @@ class Sequence:
     num_cached: int = 0
     num_preemptions: int = 0
     children: list[Sequence] = field(default_factory=list)
+    lost_to: tuple[int, str] | None = None
 
     @property
     def handle(self) -> int:

@@ -109,6 +109,9 @@ class ScriptedEngine:
     def metrics(self) -> dict[str, Any]:
         return {"steps": self.steps, "num_running": len(self.requests)}
 
+    def timeline(self, request_id: str) -> list[dict[str, Any]] | None:
+        return None
+
     def reset_prefix_cache(self) -> bool:
         return not self.requests
 

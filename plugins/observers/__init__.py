@@ -6,4 +6,12 @@ from typing import Any
 
 from octavo.core.contracts import Provider
 
-PROVIDERS: list[Provider[Any]] = []
+PROVIDERS: list[Provider[Any]] = [
+    Provider(
+        name="step_trace",
+        factory="octavo.plugins.observers.step_trace:StepTrace",
+        options="octavo.plugins.observers.step_trace:StepTraceOptions",
+        rank=-1,
+        summary="a timeline of the steps as a Chrome trace, for Perfetto (`--trace-steps FILE`)",
+    ),
+]

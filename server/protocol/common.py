@@ -118,6 +118,14 @@ class Reset(Response):
     success: bool
 
 
+class Timeline(Response):
+    id: str
+    events: list[dict[str, Any]] = Field(
+        description="By time, each with `at` (seconds on the engine's clock), `index` (of the "
+        "choice), `event`, and what belongs to it."
+    )
+
+
 class StreamOptions(Part):
     include_usage: bool = Field(
         default=False, description="One last chunk with `usage` and no choices."

@@ -304,3 +304,15 @@ def test_bench_is_dispatched(run, monkeypatch):
     module.main = lambda args: args.running
     monkeypatch.setitem(sys.modules, "octavo.bench.scheduler", module)
     assert run("bench", "scheduler", "--running", "7")[0] == 7
+
+
+def test_trace_steps_adds_an_observer(tmp_path):
+    from argparse import ArgumentParser
+
+    from octavo.server.cli_config import add_config_arguments, config_from_args
+
+    parser = ArgumentParser()
+    add_config_arguments(parser)
+    config, _ = config_from_args(parser.parse_args(["--trace-steps", str(tmp_path / "t.json")]))
+    (observer,) = config.observers
+    assert (observer.name, observer.options) == ("step_trace", {"path": str(tmp_path / "t.json")})

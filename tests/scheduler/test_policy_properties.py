@@ -216,13 +216,13 @@ def test_fcfs_agrees_with_a_naive_scheduler(blocks, seats, budget, work):
     handle_of = {}
     engine.executor.submit = submit
     lost = []
-    preempt = engine.scheduler.preempt
+    note = engine.scheduler.note_preemption
 
-    def watched(slot, by=None):
+    def watched(slot, by, why):
         lost.append(int(slots.handle[slot]))
-        return preempt(slot, by)
+        return note(slot, by, why)
 
-    engine.scheduler.preempt = watched
+    engine.scheduler.note_preemption = watched
     work.sort(key=lambda item: item[2])  # handles in order of arrival
     todo = [(at, h, length, most) for h, (length, most, at) in enumerate(work, 1)]
     step = 0

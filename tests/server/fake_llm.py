@@ -136,6 +136,9 @@ class FakeAsyncLLM:
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
 
+    async def timeline(self, request_id: str) -> list[dict[str, Any]] | None:
+        return [{"at": 0.0, "event": "queued"}] if request_id == "known" else None
+
     async def reset_prefix_cache(self) -> bool:
         return True
 

@@ -215,6 +215,18 @@ def test_client_that_leaves_aborts_its_request(connect, fake, streaming, prompt)
     run(go())
 
 
+def test_the_timeline_of_a_request(connect, fake):
+    async def go():
+        async with connect(fake) as client:
+            known = (await client.get("/debug/requests/known")).json()
+            assert known == {"id": "known", "events": [{"at": 0.0, "event": "queued"}]}
+            unknown = await client.get("/debug/requests/other")
+            assert unknown.status_code == 404
+            assert "'other'" in unknown.json()["error"]["message"]
+
+    run(go())
+
+
 def test_the_server_imports_no_torch():
     code = (
         "import octavo.server.serve, sys; "
