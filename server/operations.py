@@ -104,7 +104,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "GET",
         "/debug/requests/{request_id}",
         utility.timeline,
-        "The timeline of a request.",
+        "What happened to a request, event by event (docs/timelines.md).",
         response=common.Timeline,
     ),
     Operation("GET", "/openapi.json", utility.openapi, "This document."),
