@@ -6,6 +6,7 @@ submission; a later plan sees everything an earlier one did.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -70,10 +71,14 @@ class Worker(ABC):
 @dataclass(frozen=True)
 class ExecutorContext:
     """make_worker: builds rank's worker of `world` in the calling process. engine_config: the
-    resolved configuration as plain data, for executors that build workers in other processes."""
+    resolved configuration as plain data, for executors that build workers in other processes.
+    model_config: the model's config.json, empty when there is no model. clock: the engine's, in
+    seconds; a `VirtualClock` moves only when the executor advances it."""
 
     make_worker: Callable[[int, int], Worker]
     engine_config: dict[str, Any]
+    model_config: dict[str, Any] = field(default_factory=dict)
+    clock: Callable[[], float] = time.monotonic
 
 
 class Executor(ABC):

@@ -50,7 +50,7 @@ def build_engine(
     """
     tell = progress or (lambda _: None)
     tell(f"loading {resolved.config.model.source}")
-    executor = _make_executor(resolved, registry)
+    executor = _make_executor(resolved, registry, clock)
     try:
         return _build(resolved, registry, executor, tell, clock)
     except BaseException:
@@ -58,14 +58,19 @@ def build_engine(
         raise
 
 
-def _make_executor(resolved: Resolved, registry: Registry) -> Executor:
+def _make_executor(
+    resolved: Resolved, registry: Registry, clock: Callable[[], float]
+) -> Executor:
     def make(rank: int, world: int) -> Worker:
         from octavo.core.runner.worker import make_worker
 
         return make_worker(resolved, registry, rank, world)
 
     context = ExecutorContext(
-        make_worker=make, engine_config=resolved.config.model_dump(mode="json")
+        make_worker=make,
+        engine_config=resolved.config.model_dump(mode="json"),
+        model_config=resolved.model_config,
+        clock=clock,
     )
     executor: Executor = registry.create(resolved.selections["executor"], context)
     return executor
