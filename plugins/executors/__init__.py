@@ -24,4 +24,11 @@ PROVIDERS: list[Provider[Any]] = [
         rank=-1,
         summary="One worker in a thread of its own; a step is planned while another runs.",
     ),
+    Provider(
+        name="simulated",
+        factory="octavo.plugins.executors.simulated:SimulatedExecutor",
+        options="octavo.plugins.executors.simulated:SimulatedOptions",
+        rank=-1,
+        summary="No model: steps take the time that a cost model says, for `octavo simulate`.",
+    ),
 ]
