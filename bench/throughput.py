@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.bench.environment import machine, peak_device_bytes, peak_rss_bytes, versions
 from octavo.bench.latency import TokenTimes
+from octavo.bench.step_recorder import StepRecorder
 from octavo.bench.workload import Shape, random_prompts, requests
 from octavo.core.messages import EngineRequest
 
@@ -83,12 +84,15 @@ def measure(
     warm_prompts = random_prompts(warm, vocab_size, (seed + 1) % 2**32)
     run_requests(engine, list(requests(warm_prompts, warm.output_len)))
     engine.timing.reset()
+    recorder = StepRecorder(engine.executor, engine.scheduler.limits.max_num_seqs)
+    engine.executor = recorder
     prompts = random_prompts(shape, vocab_size, seed)
     batch = list(requests(prompts, shape.output_len, first_handle=WARM_UP_PROMPTS))
     generated = shape.num_prompts * shape.output_len
     quiet = None if progress else True  # None: only on a terminal
     with tqdm(total=generated, unit="tok", desc="generating", disable=quiet) as bar:
         elapsed, times = run_requests(engine, batch, clock=clock, on_tokens=bar.update)
+    engine.executor = recorder.executor
     wrong = times.check(shape.output_len)
     if wrong is not None:
         raise RuntimeError(f"the benchmark is not valid: {wrong}")
@@ -103,6 +107,7 @@ def measure(
         "num_preemptions": metrics["num_preemptions"],
         "num_steps": metrics["num_steps"],
         "step_phases": metrics["phases"],
+        "steps": recorder.records(),
     }
 
 

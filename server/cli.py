@@ -1,4 +1,5 @@
-"""The command line: `octavo serve`, `plugins`, `config`, `bench`. Imports no torch by itself."""
+"""The command line: `octavo serve`, `plugins`, `config`, `simulate`, `bench`. Imports no torch by
+itself."""
 
 from __future__ import annotations
 
@@ -98,6 +99,12 @@ def _parser() -> argparse.ArgumentParser:
     _command(parts, "show", "print what a configuration means here, and why", show, _file_arguments)
     _command(parts, "validate", "check a configuration", validate, _file_arguments)
     _command(parts, "schema", "print the JSON Schema, for editors", schema, add_config_sources)
+    _module(
+        commands,
+        "simulate",
+        "replay a trace without a model: what a configuration would do",
+        "octavo.bench.simulate.command",
+    )
     bench = commands.add_parser("bench", help="measure")
     kinds = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
     _bench(kinds, "throughput", "tokens per second of many requests at once")
@@ -118,13 +125,19 @@ def _command(
 
 
 def _bench(kinds: Any, name: str, text: str) -> None:
+    _module(kinds, name, text, f"octavo.bench.{name}")
+
+
+def _module(commands: Any, name: str, text: str, path: str) -> None:
+    """A command whose module brings `add_arguments` and `main`."""
+
     def module() -> Any:
         import importlib
 
-        return importlib.import_module(f"octavo.bench.{name}")
+        return importlib.import_module(path)
 
     _command(
-        kinds,
+        commands,
         name,
         text,
         lambda args: int(module().main(args)),

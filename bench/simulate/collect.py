@@ -216,9 +216,7 @@ class Collector:
         served = {name: user for name, user in self.users.items() if user.requests}
         speeds = [user.output_tokens / max(user.seconds, 1e-12) for user in served.values()]
         waits = [user.ttft / user.requests for user in served.values()]
-        order = sorted(
-            served, key=lambda n: -(served[n].prompt_tokens + served[n].output_tokens)
-        )
+        order = sorted(served, key=lambda n: -(served[n].prompt_tokens + served[n].output_tokens))
         return {
             "num_users": len(served),
             "jain_speed": jain(np.asarray(speeds)),

@@ -162,15 +162,20 @@ def synthetic(
 
 
 def shaped(
-    requests: Iterable[TraceRequest], speedup: float = 1.0, limit: int | None = None, users: int = 0
+    requests: Iterable[TraceRequest],
+    speedup: float = 1.0,
+    limit: int | None = None,
+    users: int = 0,
+    max_output: int | None = None,
 ) -> Iterator[TraceRequest]:
     """The first `limit` requests, `speedup` times as fast. users: deal those without a user out to
-    so many users in turn (0: leave them)."""
+    so many users in turn (0: leave them). max_output: most tokens that one generates."""
     for number, request in enumerate(islice(requests, limit)):
         user = request.user
         if users and user is None:
             user = f"user-{number % users}"
-        yield replace(request, arrival=request.arrival / speedup, user=user)
+        output = request.num_output if max_output is None else min(request.num_output, max_output)
+        yield replace(request, arrival=request.arrival / speedup, user=user, num_output=output)
 
 
 class Prompts:
