@@ -60,7 +60,7 @@ def simulated_resolution(config: EngineConfig, registry: Registry) -> Resolved:
     resolved.model_config = dict(facts)
     if device is not None and device.device == "cuda":
         resolved.platform = Platform("cuda", device.capability)
-    wanted = config.model.dtype
+    wanted: str = config.model.dtype
     if wanted == "auto":
         wanted = _dtype(facts, resolved.platform.device)
     kv_dtype = wanted if config.kv_cache.dtype == "auto" else config.kv_cache.dtype

@@ -19,7 +19,8 @@ class Distribution:
     _WIDTH, _LEAST, _BINS = float(np.log(1.005)), 1e-6, 6000
 
     def __init__(self, exact: int = 100_000) -> None:
-        self.count, self.sum, self.largest = 0, 0.0, 0.0
+        self.sum, self.largest = 0.0, 0.0
+        self._count = 0
         self._exact = exact
         self._buffer = np.empty(8192)
         self._used = 0
@@ -43,14 +44,14 @@ class Distribution:
             self._used = 0
 
     def _take(self, values: Float64) -> None:
-        self.count += len(values)
+        self._count += len(values)
         self.sum += float(values.sum())
         self.largest = max(self.largest, float(values.max()))
         if self._bins is not None:
             self._fold(values)
             return
         self._kept.append(values)
-        if self.count > self._exact:
+        if self._count > self._exact:
             self._bins = np.zeros(self._BINS, np.int64)
             self._fold(np.concatenate(self._kept))
             self._kept = []
@@ -62,13 +63,16 @@ class Distribution:
         self._bins += np.bincount(which, minlength=self._BINS)
 
     @property
-    def mean(self) -> float:
+    def count(self) -> int:
         self._flush()
+        return self._count
+
+    @property
+    def mean(self) -> float:
         return self.sum / self.count if self.count else 0.0
 
     def percentiles(self, which: Any) -> Float64:
         """Values below which so many percent lie; zeros when there is nothing."""
-        self._flush()
         ranks = np.asarray(which, np.float64)
         if not self.count:
             return np.zeros_like(ranks)

@@ -199,7 +199,9 @@ class Prompts:
             state = _mix(ids)[:, None] + np.arange(size, dtype=np.uint64) * _ODD
             state = (state ^ (state >> np.uint64(31))) * _SECOND
             drawn = (state >> np.uint64(32)) * self._count >> np.uint64(32)
-        return drawn.reshape(-1)[: request.num_prompt].astype(np.int32) + np.int32(self._low)
+        tokens: NDArray[np.int32] = drawn.reshape(-1)[: request.num_prompt].astype(np.int32)
+        tokens += self._low
+        return tokens
 
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
