@@ -46,7 +46,7 @@ def hit_rate(engine: SimulatedEngine, requests: Iterable[TraceRequest], **option
 
 @pytest.fixture(scope="module")
 def beginning(mooncake: Path) -> list[TraceRequest]:
-    """400 requests, from both ends of the trace, whose outputs are cut: they are found by nobody."""
+    """400 requests from both ends of the trace. Their outputs are cut: nobody finds them."""
     requests = list(shaped(read_trace(mooncake, "mooncake"), max_output=3))
     return requests[:300] + requests[-100:]
 
