@@ -204,6 +204,7 @@ class ThreadClient(AsyncEngineClient):
     # ---- in the engine's thread ------------------------------------------------------------------
 
     def _run(self) -> None:
+        self._ready.set_running_or_notify_cancel()  # who gives up waiting cannot cancel it
         try:
             engine = self._factory()
         except BaseException as error:  # the thread ends here: whoever waits gets it all
@@ -266,6 +267,8 @@ def _add(engine: Engine, requests: Sequence[EngineRequest]) -> list[Finish]:
 
 
 def _answer(engine: Engine, name: str, args: Sequence[Any], future: Future[Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return  # the asker has gone
     try:
         result = getattr(engine, name)(*args)
     except Exception as error:  # a failed question is the asker's alone
