@@ -128,7 +128,8 @@ class Admission:
         want = total - match.num_tokens
         if limits.max_chunk_tokens is not None and limits.chunked_prefill:
             want = min(want, limits.max_chunk_tokens)
-        if want > budget and not limits.chunked_prefill:
+        # A preempted sequence may have outgrown a whole step: that one is computed in chunks.
+        if budget < want <= limits.max_num_batched_tokens and not limits.chunked_prefill:
             return None
         chunk = min(want, budget)
         if limits.chunked_prefill:

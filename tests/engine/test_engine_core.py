@@ -72,6 +72,17 @@ def test_host_masks_reach_their_rows_only(in_flight, num_blocks):
     assert_clean(engine)
 
 
+def test_without_chunked_prefill_a_preempted_sequence_may_outgrow_a_step():
+    engine = make_fake_engine(chunked_prefill=False, budget=16, num_blocks=16, max_num_seqs=4)
+    reqs = [request(h, [h] * 12, 30, ignore_eos=True) for h in range(1, 5)]
+    for req in reqs:
+        engine.add(req)
+    collector = Collector(engine).run()
+    assert engine.scheduler.num_preemptions > 0
+    assert collector.tokens == {r.handle: expected(r, 60) for r in reqs}
+    assert_clean(engine)
+
+
 def test_a_processor_that_refuses_fails_one_request():
     engine = make_fake_engine(host_processors=[Even()])
     engine.add(request(1, [1, 2], extra_args={"even": "bad"}))
