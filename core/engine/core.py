@@ -75,6 +75,8 @@ class EngineCore:
     def step(self) -> EngineOutputs | None:
         """Advance by one step and return what it produced, or None when there was nothing to do."""
         while len(self._submitted) < self.executor.max_in_flight:
+            if self._submitted and not self._submitted[-1].sampled:
+                break  # the next forward pass needs its tokens
             if not self._submit():
                 break
         if not self._submitted:

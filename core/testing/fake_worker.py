@@ -141,6 +141,7 @@ class FakeExecutor(Executor):
 
     def submit(self, plan: StepPlan) -> Ticket:
         assert len(self._plans) < self.max_in_flight, "too many plans in flight"
+        assert self._plans.keys() == self._masks.keys(), "a step before this one has not sampled"
         self._plans[plan.step] = plan
         return Ticket(plan.step)
 
