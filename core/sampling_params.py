@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Any
 
 import msgspec
@@ -13,6 +15,9 @@ GREEDY_EPSILON = 1e-5
 """A temperature below this is greedy: dividing logits by it would overflow."""
 
 MAX_SEED = 2**64 - 1
+
+MAX_N = 16384
+"""Most choices of one request: each is a request of its own in the engine."""
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -67,17 +72,19 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         self._check_lists()
 
     def _check_numbers(self) -> None:
-        _integer("n", self.n, 1)
-        _finite("temperature", self.temperature, 0.0, 100.0)
-        _finite("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _integer("top_k", self.top_k, 0, note="(0 and -1 mean off)")
-        _finite("min_p", self.min_p, 0.0, 1.0)
-        _finite("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _finite("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _finite("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True)
+        self.n = _integer("n", self.n, 1, MAX_N)
+        self.temperature = _finite("temperature", self.temperature, 0.0, 100.0)
+        self.top_p = _finite("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        self.top_k = _integer("top_k", self.top_k, 0, note="(0 and -1 mean off)")
+        self.min_p = _finite("min_p", self.min_p, 0.0, 1.0)
+        self.presence_penalty = _finite("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        self.frequency_penalty = _finite("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        self.repetition_penalty = _finite(
+            "repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_low=True
+        )
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 0)
-        _integer("min_tokens", self.min_tokens, 0)
+            self.max_tokens = _integer("max_tokens", self.max_tokens, 0)
+        self.min_tokens = _integer("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
                 f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}",
@@ -86,31 +93,42 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None:
-                _integer(name, value, -1, note="(-1 means the whole vocabulary)")
+                note = "(-1 means the whole vocabulary)"
+                setattr(self, name, _integer(name, value, -1, note=note))
         if self.seed is not None:
-            if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            if not isinstance(self.seed, Integral) or isinstance(self.seed, bool):
                 raise RequestError(f"seed must be an integer, got {self.seed!r}", param="seed")
             if not -(2**63) <= self.seed <= MAX_SEED:
                 raise RequestError(f"seed must fit into 64 bits, got {self.seed}", param="seed")
-            self.seed &= MAX_SEED
+            self.seed = int(self.seed) & MAX_SEED
 
     def _check_lists(self) -> None:
-        for text in self.stop or ():
-            if not isinstance(text, str) or not text:
-                raise RequestError(f"stop must be non-empty strings, got {text!r}", param="stop")
+        for name in ("stop", "bad_words"):
+            given = getattr(self, name)
+            texts = _items(name, given, "strings")
+            setattr(self, name, None if given is None else texts)
+            for text in texts:
+                if not isinstance(text, str) or not text:
+                    raise RequestError(
+                        f"{name} must be non-empty strings, got {text!r}", param=name
+                    )
         for name in ("stop_token_ids", "allowed_token_ids"):
-            for token in getattr(self, name) or ():
-                _integer(name, token, 0)
+            given = getattr(self, name)
+            tokens = [_integer(name, token, 0) for token in _items(name, given, "token ids")]
+            setattr(self, name, None if given is None else tokens)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise RequestError("allowed_token_ids must not be empty", param="allowed_token_ids")
-        for text in self.bad_words or ():
-            if not isinstance(text, str) or not text:
+        if self.logit_bias is not None:
+            if not isinstance(self.logit_bias, Mapping):
                 raise RequestError(
-                    f"bad_words must be non-empty strings, got {text!r}", param="bad_words"
+                    f"logit_bias must be a mapping of token ids to numbers, "
+                    f"got {type(self.logit_bias).__name__}",
+                    param="logit_bias",
                 )
-        for token, bias in (self.logit_bias or {}).items():
-            _integer("logit_bias", token, 0)
-            _finite("logit_bias", bias, -100.0, 100.0)
+            self.logit_bias = {
+                _integer("logit_bias", token, 0): _finite("logit_bias", bias, -100.0, 100.0)
+                for token, bias in self.logit_bias.items()
+            }
 
     @property
     def greedy(self) -> bool:
@@ -140,14 +158,30 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 )
 
 
-def _integer(name: str, value: Any, low: int, note: str = "") -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        wanted = f"an integer of at least {low} {note}".rstrip()
-        raise RequestError(f"{name} must be {wanted}, got {value!r}", param=name)
+def _items(name: str, value: Any, what: str) -> list[Any]:
+    """The items of a list or of what is like one (a tuple, a set, an array); none of None."""
+    if value is None:
+        return []
+    if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__iter__"):
+        raise RequestError(
+            f"{name} must be a list of {what}, got {type(value).__name__}", param=name
+        )
+    return list(value)
 
 
-def _finite(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+def _integer(name: str, value: Any, low: int, high: int | None = None, *, note: str = "") -> int:
+    """The value as an `int`; NumPy's integers are taken too."""
+    number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
+    if number is None or number < low or (high is not None and number > high):
+        wanted = f"of at least {low}" if high is None else f"in [{low}, {high}]"
+        text = f"{name} must be an integer {wanted} {note}".rstrip()
+        raise RequestError(f"{text}, got {value!r}", param=name)
+    return number
+
+
+def _finite(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> float:
+    """The value as a `float` (an `int` stays one); NumPy's numbers are taken too."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or not low <= value <= high:
         inside = False
     else:
@@ -157,3 +191,4 @@ def _finite(name: str, value: Any, low: float, high: float, *, open_low: bool = 
         raise RequestError(
             f"{name} must be a number in {bracket}{low:g}, {high:g}], got {value!r}", param=name
         )
+    return value if isinstance(value, int) else float(value)
