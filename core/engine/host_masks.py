@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo.core.contracts.logits_processor import AttachedRequest, HostLogitsProcessor
 from octavo.core.errors import RequestError
@@ -17,7 +18,8 @@ Fail = Callable[[int, str], None]
 
 
 class HostMasks:
-    """Knows which slots each processor attended to. `fail(handle, message)` ends one request."""
+    """Knows which slots each processor attended to. `fail(handle, message)` ends one request: all
+    that a processor's exception can do."""
 
     def __init__(
         self, processors: Sequence[HostLogitsProcessor], vocab_size: int, fail: Fail
@@ -28,6 +30,7 @@ class HostMasks:
         self._attached: list[set[int]] = [set() for _ in processors]
         self._slot_of: dict[int, int] = {}
         self._handle_of: dict[int, int] = {}
+        self._logged: set[str] = set()
 
     def follow(self, plan: StepPlan) -> bool:
         """Attach and detach what the plan seats and releases. True when the plan needs a mask."""
@@ -53,13 +56,14 @@ class HostMasks:
                 [i for i, s in enumerate(slots[rows].tolist()) if s in attached], np.intp
             )
             if mine.size:
-                part = bitmask[mine]
-                processor.mask(slots[rows][mine], part)
-                bitmask[mine] = part
+                part, theirs = bitmask[mine], slots[rows[mine]]
+                if self._guard(processor, theirs, processor.mask, theirs, part)[1]:
+                    bitmask[mine] = part
         return LogitMasks(rows=rows.astype(np.int32), bitmask=bitmask)
 
     def accept(self, outputs: EngineOutputs) -> None:
-        """Tell the processors which tokens were kept."""
+        """Tell the processors which tokens were kept, and let go of what ended: a step in flight
+        needs no masks for it."""
         if not self._slot_of:
             return
         seen = [
@@ -72,7 +76,10 @@ class HostMasks:
             if mine:
                 slots = np.asarray([slot for slot, _ in mine], np.intp)
                 rows = [row for _, row in mine]
-                processor.accept(slots, outputs.token_ids[rows, 0])
+                self._guard(processor, slots, processor.accept, slots, outputs.token_ids[rows, 0])
+        for finish in outputs.finished:
+            if finish.handle in self._slot_of:
+                self._detach(self._slot_of[finish.handle])
 
     def _attach(self, row: AdmittedRow) -> None:
         request = AttachedRequest(
@@ -83,21 +90,54 @@ class HostMasks:
             params=row.sampling,
             eos_token_ids=() if row.sampling.ignore_eos else tuple(row.eos_token_ids),
         )
+        slots = np.asarray([row.slot], np.intp)
+        self._slot_of[row.handle], self._handle_of[row.slot] = row.slot, row.handle
         for processor, attached in zip(self._processors, self._attached, strict=True):
-            try:
-                if processor.attach(request):
-                    attached.add(row.slot)
-            except RequestError as error:
-                self._fail(row.handle, str(error))
-        if any(row.slot in attached for attached in self._attached):
-            self._slot_of[row.handle] = row.slot
-            self._handle_of[row.slot] = row.handle
+            wanted, ok = self._guard(processor, slots, processor.attach, request)
+            if not ok:
+                break
+            if wanted:
+                attached.add(row.slot)
+        if not any(row.slot in attached for attached in self._attached):
+            self._detach(row.slot)
+
+    def _guard(
+        self,
+        processor: HostLogitsProcessor,
+        slots: NDArray[np.intp],
+        call: Callable[..., object],
+        *args: object,
+    ) -> tuple[object, bool]:
+        """`(result, True)`, or `(None, False)` after the requests in these slots were failed."""
+        try:
+            return call(*args), True
+        except RequestError as error:
+            message = str(error)
+        except Exception as error:
+            name = type(processor).__name__
+            message = f"logits processor '{name}' failed: {type(error).__name__}: {error}"
+            self._log(name)
+        for slot in slots.tolist():
+            handle = self._handle_of[slot]
+            self._detach(slot)
+            self._fail(handle, message)
+        return None, False
+
+    def _log(self, name: str) -> None:
+        if name not in self._logged:
+            self._logged.add(name)
+            logger.exception(
+                "logits processor '%s' failed (its requests end with an error; logged once)", name
+            )
 
     def _detach(self, slot: int) -> None:
         for processor, attached in zip(self._processors, self._attached, strict=True):
             if slot in attached:
                 attached.discard(slot)
-                processor.detach(slot)
+                try:
+                    processor.detach(slot)
+                except Exception:  # no request is left that it could belong to
+                    self._log(type(processor).__name__)
         handle = self._handle_of.pop(slot, None)
         if handle is not None:
             del self._slot_of[handle]

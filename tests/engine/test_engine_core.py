@@ -94,6 +94,80 @@ def test_a_processor_that_refuses_fails_one_request():
     assert_clean(engine)
 
 
+class Faulty(Even):
+    """Fails in the named method, for slots whose prompt starts with 2."""
+
+    def __init__(self, method):
+        super().__init__()
+        self.method, self.bad = method, set()
+
+    def _maybe_fail(self, method, slots):
+        if method == self.method and not self.bad.isdisjoint(slots):
+            raise KeyError(method)
+
+    def attach(self, req):
+        self.bad = self.bad - {req.slot} | ({req.slot} if req.prompt[0] == 2 else set())
+        self._maybe_fail("attach", [req.slot])
+        return super().attach(req)
+
+    def accept(self, slots, token_ids):
+        self._maybe_fail("accept", slots.tolist())
+        super().accept(slots, token_ids)
+
+    def mask(self, slots, bitmask):
+        self._maybe_fail("mask", slots.tolist())
+        super().mask(slots, bitmask)
+
+    def detach(self, slot):
+        super().detach(slot)
+        self._maybe_fail("detach", [slot])
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+@pytest.mark.parametrize("method", ["attach", "mask", "accept", "detach"])
+def test_a_processor_that_breaks_fails_its_requests_only(method, in_flight, caplog):
+    faulty = Faulty(method)
+    engine = make_fake_engine(host_processors=[faulty], in_flight=in_flight)
+    bad = request(1, [2, 2], 6, ignore_eos=True, extra_args={"even": True})
+    good = request(2, [3, 2], 6, ignore_eos=True)
+    engine.add(bad)
+    engine.add(good)
+    with caplog.at_level(logging.ERROR):
+        collector = Collector(engine).run()
+        engine.add(request(3, [4, 2], 6, ignore_eos=True))
+        collector.run()
+    assert collector.tokens[2] == expected(good)
+    assert collector.reasons[3] == "length"
+    if method == "detach":
+        assert collector.reasons[1] == "length"
+    else:
+        assert collector.reasons[1] == "error"
+        assert collector.errors[1] == f"logits processor 'Faulty' failed: KeyError: '{method}'"
+    assert sum("Faulty" in r.getMessage() for r in caplog.records) == 1
+    assert not faulty.handle
+    assert_clean(engine)
+
+
+def test_no_mask_is_asked_for_a_sequence_that_ended():
+    class Strict(Even):
+        asked = 0
+
+        def mask(self, slots, bitmask):
+            super().mask(slots, bitmask)
+            self.asked += len(slots)
+
+    strict = Strict()
+    engine = make_fake_engine(host_processors=[strict], in_flight=2)
+    free = expected(request(1, [5, 2], 12, ignore_eos=True))
+    engine.add(request(2, [5, 2], 12, ignore_eos=True))
+    stop = list(range(0, 97, 2))  # the first even token ends it
+    engine.add(request(1, [5, 2], 12, stop_token_ids=stop, extra_args={"even": True}))
+    collector = Collector(engine).run()
+    assert collector.reasons == {1: "stop", 2: "length"}
+    assert collector.tokens[2] == free
+    assert strict.asked == 1
+
+
 def test_a_row_that_cannot_be_sampled_is_that_requests_error():
     engine = make_fake_engine()
     worker = engine.executor.worker
