@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+Parts = tuple[AsyncEngineClient, InputProcessor]
+
 logger = logging.getLogger(__name__)
 
 _INLINE_CHARACTERS = 4096  # a prompt up to this long is tokenized faster than handed to a thread
@@ -53,7 +55,7 @@ class AsyncLLM:
         progress: Callable[[str], None] | None = None,
         **keywords: Any,
     ) -> None:
-        def parts() -> tuple[AsyncEngineClient, InputProcessor]:
+        def parts() -> Parts:
             from octavo.core import assembly
             from octavo.core.config.resolve import resolve
 
@@ -86,8 +88,18 @@ class AsyncLLM:
         self._set_up(lambda: (client, inputs))
         return self
 
-    def _set_up(self, parts: Callable[[], tuple[AsyncEngineClient, InputProcessor]]) -> None:
+    @classmethod
+    def from_parts(cls, parts: Callable[[], Awaitable[Parts]]) -> Self:
+        """Around a client that `parts` makes when the engine is to start, with what the text side
+        needs. Where it raises, it has stopped what it had begun."""
+        self = cls.__new__(cls)
+        self._set_up(None)
         self._parts = parts
+        return self
+
+    def _set_up(self, parts: Callable[[], Parts] | None) -> None:
+        if parts is not None:
+            self._parts = lambda: self._in_pool(parts)
         self._pool = ThreadPoolExecutor(2, "octavo-text")
         self._starting: asyncio.Task[None] | None = None
         self._ready = False
@@ -111,7 +123,7 @@ class AsyncLLM:
         return self
 
     async def _start(self) -> None:
-        client, inputs = await self._in_pool(self._parts)
+        client, inputs = await self._parts()
         self._client, self._inputs = client, inputs
         table = TokenTable(inputs.tokenizer)
         await self._in_pool(lambda: table.joins_bytes)  # takes some milliseconds, once
@@ -399,7 +411,6 @@ class AsyncLLM:
                 self._mailboxes[update.request_id].put(update)
 
     def _on_death(self, reason: str) -> None:
-        self._ready = False
         for mailbox in self._mailboxes.values():
             mailbox.fail(EngineDeadError(reason))
 
@@ -461,7 +472,7 @@ def _parts(
     registry: Registry,
     tokenizer: Tokenizer | None,
     progress: Callable[[str], None] | None,
-) -> tuple[AsyncEngineClient, InputProcessor]:
+) -> Parts:
     """The client of an engine that is yet to be built, and the text side's part."""
     from octavo.core import assembly
 

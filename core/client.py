@@ -16,10 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, Protocol
 
-import numpy as np
-
 from octavo.core.errors import EngineDeadError, RequestError
-from octavo.core.messages import EngineOutputs, EngineRequest, Finish
+from octavo.core.messages import EngineOutputs, EngineRequest, Finish, only_finished
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +85,8 @@ class AsyncEngineClient(EngineClient):
         """Start the engine and wait until it can take requests; raises what its start raises.
 
         Both callbacks run in the loop that called this: `on_outputs` once for every step that
-        produced something, `on_death` once, with the reason, if the engine stops by itself.
+        produced something, `on_death`, with the reason, whenever the engine stops by itself.
+        Where an engine is started again, `dead_reason` is None from then on.
         """
 
 
@@ -178,7 +177,7 @@ class ThreadClient(AsyncEngineClient):
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
         self.check_alive()
-        self._inbox.put(lambda engine: self._deliver(_only_finished(_add(engine, requests))))
+        self._inbox.put(lambda engine: self._deliver(only_finished(_add(engine, requests))))
 
     def abort(self, handles: Sequence[int]) -> None:
         if handles and self.is_alive:
@@ -275,15 +274,6 @@ def _answer(engine: Engine, name: str, args: Sequence[Any], future: Future[Any])
         future.set_exception(error)
     else:
         future.set_result(result)
-
-
-def _only_finished(finished: list[Finish]) -> EngineOutputs:
-    return EngineOutputs(
-        step=-1,
-        handles=np.empty(0, np.int64),
-        token_ids=np.empty((0, 1), np.int32),
-        finished=finished,
-    )
 
 
 def _has_news(outputs: EngineOutputs) -> bool:

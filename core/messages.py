@@ -195,6 +195,16 @@ class EngineOutputs(msgspec.Struct, kw_only=True, omit_defaults=True):
     stats: SchedulerStats | None = None
 
 
+def only_finished(finished: list[Finish]) -> EngineOutputs:
+    """Outputs without a step: sequences that ended, and nothing else."""
+    return EngineOutputs(
+        step=-1,
+        handles=np.empty(0, np.int64),
+        token_ids=np.empty((0, 1), np.int32),
+        finished=finished,
+    )
+
+
 # ---- encoding -----------------------------------------------------------------------------------
 
 # An array is an extension value: its code names the dtype, its data are the number of dimensions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 Path = tuple[str | int, ...]
 
@@ -41,6 +41,14 @@ class Origin:
                 return self._where[path[:length]]
         below = (place for known, place in self._where.items() if known[: len(path)] == path)
         return next(below, (None, None)) if path else (None, None)
+
+    def rows(self) -> list[tuple[list[str | int], str, int | None]]:
+        """All that is known, as plain data: (path, file, line)."""
+        return [(list(path), file, line) for path, (file, line) in self._where.items()]
+
+    def replace(self, rows: Sequence[tuple[Sequence[str | int], str, int | None]]) -> None:
+        """Take what another process knows, as `rows` gave it."""
+        self._where = {tuple(path): (file, line) for path, file, line in rows}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Origin)
