@@ -93,13 +93,14 @@ class AsyncLLM:
         """Around a client that `parts` makes when the engine is to start, with what the text side
         needs. Where it raises, it has stopped what it had begun."""
         self = cls.__new__(cls)
-        self._set_up(None)
-        self._parts = parts
+        self._set_up_async(parts)
         return self
 
-    def _set_up(self, parts: Callable[[], Parts] | None) -> None:
-        if parts is not None:
-            self._parts = lambda: self._in_pool(parts)
+    def _set_up(self, parts: Callable[[], Parts]) -> None:
+        self._set_up_async(lambda: self._in_pool(parts))
+
+    def _set_up_async(self, parts: Callable[[], Awaitable[Parts]]) -> None:
+        self._parts = parts
         self._pool = ThreadPoolExecutor(2, "octavo-text")
         self._starting: asyncio.Task[None] | None = None
         self._ready = False

@@ -262,6 +262,36 @@ class ServerConfig(Section):
         ge=0,
         description="Seconds that running requests get to finish when the server is told to stop.",
     )
+    api_workers: int = Field(
+        default=1, gt=0, le=64, description="API processes that share the port and the engine."
+    )
+    engine_timeout_s: float = Field(
+        default=120.0,
+        gt=0,
+        description="Seconds without an answer of the engine, between two steps, after which it is "
+        "taken to hang and is killed. Longer than the longest step.",
+    )
+    restart_engine: bool = Field(
+        default=False,
+        description="Whether an engine that has stopped by itself is started again, after 1, 2, 4 "
+        "... seconds.",
+    )
+    max_engine_restarts: int = Field(
+        default=5,
+        gt=0,
+        description="How often in a row; an engine that ran for ten minutes counts as a new one.",
+    )
+    max_queued_requests: int | None = Field(
+        default=None,
+        gt=0,
+        description="Requests that may wait for the engine; one that comes when so many wait is "
+        "refused with 503 and Retry-After. Default: no limit.",
+    )
+    max_queued_tokens: int | None = Field(
+        default=None,
+        gt=0,
+        description="Prompt tokens that may wait for the engine, likewise.",
+    )
 
 
 class ObservabilityConfig(Section):

@@ -25,7 +25,7 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._on_message = on_message
         self._encode, self._decode = wire.to_engine().encode, wire.from_engine().decode
-        self._socket = zmq.Context.instance().socket(zmq.DEALER)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, LINGER_MS)
         self._socket.setsockopt(zmq.ROUTING_ID, name)
         for option in (zmq.SNDHWM, zmq.RCVHWM):

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -21,12 +22,15 @@ class InstantOptions(Options):
     """What it pretends to be."""
 
     vocab_size: int = Field(default=260, gt=0, description="Rows of the head.")
-    token: int = Field(default=97, ge=0, description="The token that every row samples.")
+    token: int = Field(default=64, ge=0, description="What every row samples; 64 is the letter a")
     step_s: float = Field(default=0.0, ge=0, description="Seconds that a step takes.")
     load_s: float = Field(default=0.0, ge=0, description="Seconds that loading takes.")
     load_exit: bool = Field(default=False, description="Whether the process ends while it loads.")
     raise_token: int | None = Field(default=None, description="A prompt with it makes a step raise")
     hang_token: int | None = Field(default=None, description="A prompt with it makes a step hang.")
+    freeze_token: int | None = Field(
+        default=None, description="A prompt with it makes a step hang in C, holding the interpreter"
+    )
     kill_token: int | None = Field(
         default=None, description="A prompt with it ends the process by SIGKILL."
     )
@@ -73,6 +77,8 @@ class InstantExecutor(Executor):
             raise RuntimeError("the prompt asked for it")
         if self._options.kill_token in prompt:
             os.kill(os.getpid(), signal.SIGKILL)
+        if self._options.freeze_token in prompt:
+            ctypes.PyDLL(None).sleep(3600)
         if self._options.hang_token in prompt:
             while True:
                 time.sleep(3600)

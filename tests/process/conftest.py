@@ -1,0 +1,250 @@
+"""`octavo serve` as a process with an engine process, over an executor without a model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from octavo.core.testing.model_folder import write_model_folder
+
+RAISE, KILL, HANG = 250, 251, 252
+"""Token ids that make the engine break; `DRAW` is what every row samples: the letter a."""
+
+
+def children(pid: int, word: str) -> list[int]:
+    """Processes whose parent is `pid` and whose command line has `word`."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            status = (folder / "stat").read_text()
+            parent = int(status.rpartition(")")[2].split()[1])
+            if parent == pid and word in (folder / "cmdline").read_text():
+                found.append(int(folder.name))
+        except (OSError, ValueError):
+            continue
+    return sorted(found)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """What `condition` returns once it is true."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {condition}"
+        time.sleep(0.02)
+    return value
+
+
+class Server:
+    """A running server. lines: what it has written, both streams."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any], workers: int = 1) -> None:
+        self.sockets = folder / "run"
+        self.sockets.mkdir(mode=0o700)
+        file = folder / "config.yaml"
+        file.write_text(yaml.safe_dump(settings))
+        command = ["serve", "--config", str(file), "--api-workers", str(workers)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "octavo.server.cli", *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                "XDG_RUNTIME_DIR": str(self.sockets),
+                "OMP_NUM_THREADS": "1",
+            },
+        )
+        self.pid = self.process.pid
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        self.url = ""
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+
+    def line(self, pattern: str, seconds: float = 60.0) -> re.Match[str]:
+        """Wait for a line of output."""
+
+        def found() -> re.Match[str] | None:
+            matches = (re.search(pattern, line) for line in list(self.lines))
+            match = next(filter(None, matches), None)
+            assert match or self.process.poll() is None or self._reader.is_alive(), self.lines
+            return match
+
+        return until(found, seconds)
+
+    def ready(self) -> Server:
+        """Wait until it answers requests."""
+        self.url = self.line(r"^Octavo is ready on (\S+)$")[1]
+        return self
+
+    @property
+    def engine(self) -> int:
+        """Process id of the engine."""
+        return until(lambda: children(self.pid, "engine_process"))[0]
+
+    @property
+    def api_workers(self) -> list[int]:
+        """Process ids of the API workers, when there are several."""
+        return children(self.pid, "api_worker")
+
+    def post(self, path: str = "/v1/completions", **body: Any) -> httpx.Response:
+        """One request, without a stream."""
+        return httpx.post(self.url + path, json={"prompt": "hello", **body}, timeout=30)
+
+    def health(self) -> httpx.Response:
+        return httpx.get(f"{self.url}/health", timeout=10)
+
+    def load(self) -> dict[str, Any]:
+        return httpx.get(f"{self.url}/load", timeout=10).json()
+
+    def ended(self, seconds: float = 30.0) -> int:
+        """Wait for the end; the exit status."""
+        status = self.process.wait(seconds)
+        self._reader.join(10)
+        return status
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.ended()
+
+    def assert_nothing_left(self, *pids: int) -> None:
+        """No process and no socket folder, two seconds after the end at most."""
+        until(lambda: not any(alive(pid) for pid in pids), 2.0)
+        until(lambda: not list(self.sockets.iterdir()), 2.0)
+
+    def clean_up(self) -> None:
+        pids = [*children(self.pid, "engine_process"), *self.api_workers]
+        self.process.kill()
+        self.ended()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        until(lambda: not any(alive(pid) for pid in pids), 5.0)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model_folder(tmp_path_factory.mktemp("model"), max_model_len=4096)
+
+
+def settings(folder: Path, executor: dict[str, Any], **server: Any) -> dict[str, Any]:
+    breaks = {"raise_token": RAISE, "kill_token": KILL, "hang_token": HANG}
+    return {
+        "model": {"source": str(folder), "weight_source": "dummy"},
+        "plugins": {"load": ["octavo.core.testing.instant_executor"]},
+        "executor": {"kind": {"name": "instant", **breaks, **executor}},
+        "kv_cache": {"num_blocks": 512},
+        "scheduler": {"max_num_seqs": 4, "max_num_batched_tokens": 64},
+        "server": {"port": 0, "served_model_name": "m", **server},
+    }
+
+
+@pytest.fixture(scope="module")
+def shared(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server for tests that leave it as it was. A step takes 20 ms."""
+    made = settings(model_folder, {"step_s": 0.02})
+    server = Server(tmp_path_factory.mktemp("shared"), made)
+    try:
+        yield server.ready()
+    finally:
+        server.clean_up()
+
+
+@pytest.fixture
+def start(model_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """`start(workers=1, executor={...}, **server)`: servers that are cleaned up."""
+    servers: list[Server] = []
+
+    def make(
+        workers: int = 1, executor: dict[str, Any] | None = None, wait: bool = True, **server: Any
+    ) -> Server:
+        place = tmp_path / f"s{len(servers)}"
+        place.mkdir()
+        made = Server(
+            place, settings(model_folder, {"step_s": 0.02, **(executor or {})}, **server), workers
+        )
+        servers.append(made)
+        return made.ready() if wait else made
+
+    yield make
+    for server in servers:
+        server.clean_up()
+
+
+class Stream:
+    """A streaming request in a socket of its own, so that it can be cut at any time."""
+
+    def __init__(self, server: Server, **body: Any) -> None:
+        host, port = server.url.removeprefix("http://").rsplit(":", 1)
+        data = json.dumps({"prompt": "hello", "max_tokens": 3000, "stream": True, **body}).encode()
+        self.socket = socket.create_connection((host, int(port)), timeout=30)
+        self.socket.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n%b" % (len(data), data)
+        )
+        self.received = b""
+
+    def until(self, text: bytes) -> bytes:
+        """Read until `text` has come."""
+        while text not in self.received:
+            data = self.socket.recv(65536)
+            assert data, f"the connection ended: {self.received[-500:]!r}"
+            self.received += data
+        return self.received
+
+    def rest(self) -> bytes:
+        """Read until the answer has ended."""
+        while not self.received.endswith(b"0\r\n\r\n"):
+            data = self.socket.recv(65536)
+            if not data:
+                break
+            self.received += data
+        return self.received
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+@pytest.fixture
+def stream() -> Iterator[Callable[..., Stream]]:
+    made: list[Stream] = []
+
+    def make(server: Server, **body: Any) -> Stream:
+        made.append(Stream(server, **body))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def tools() -> Any:
+    """The helpers of this module."""
+    return sys.modules[__name__]
