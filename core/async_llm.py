@@ -300,6 +300,16 @@ class AsyncLLM:
         """The startup report, None before the engine has started."""
         return None if self._client is None else self._client.report
 
+    @property
+    def num_queued(self) -> int:
+        """Requests that the engine has not begun."""
+        return 0 if self._processor is None else self._processor.num_queued
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Their prompt tokens."""
+        return 0 if self._processor is None else self._processor.num_queued_tokens
+
     async def get_tokenizer(self) -> Tokenizer:
         """The tokenizer, after waiting for the start."""
         await self.start()

@@ -70,14 +70,19 @@ class Handler(Generic[B]):
         model = state.model_name(body.model)
         body.check(max_n=config.max_n, max_logprobs=config.max_logprobs)
         state.require_ready()
+        place = state.queue.enter()
         try:
             job = await until_gone(request.receive, self._job(state, body, model))
+            job.place = place
+            place.settle([len(prompt.token_ids) for prompt in job.prompts])
             headers["x-request-id"] = job.answer_id
             return await self._answer(request, state, job, headers)
         except ClientDisconnect:
             raise
         except Exception as error:
             raise from_exception(error, body.renamed) from error
+        finally:
+            place.leave()
 
     async def _job(self, state: ServerState, body: B, model: str) -> Job:
         params = body.sampling_params(state.defaults, state.llm.inputs.vocab_size)

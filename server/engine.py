@@ -76,6 +76,14 @@ class Engine(Protocol):
     def dead_reason(self) -> str | None:
         """Why the engine answers nothing more."""
 
+    @property
+    def num_queued(self) -> int:
+        """Requests that the engine has not begun."""
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Their prompt tokens."""
+
     async def start(self) -> Any:
         """Load; returns when requests can be answered."""
 

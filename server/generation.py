@@ -15,6 +15,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.server.disconnect import cancel
 from octavo.server.engine import Choice, Engine, Output, TokenLogprob, closing
 from octavo.server.errors import ApiError, unavailable
+from octavo.server.overload import Place
 from octavo.server.protocol.common import PromptTokensDetails, Usage
 from octavo.server.protocol.sampling import SamplingRequest
 from octavo.server.state import ServerState
@@ -56,7 +57,7 @@ class BlankOutput:
 @dataclass
 class Job:
     """A checked request and its token counts so far. params: one a prompt, max_tokens resolved
-    (0: only score the prompt)."""
+    (0: only score the prompt). place: in the queue, until the engine has it."""
 
     body: SamplingRequest
     answer_id: str
@@ -66,6 +67,7 @@ class Job:
     created: int = field(default_factory=lambda: int(time.time()))
     completion_tokens: int = 0
     cached_tokens: dict[int, int] = field(default_factory=dict)
+    place: Place | None = None
 
     def settle(
         self, prompts: Sequence[Prompt], base: SamplingParams, max_model_len: int, vocab_size: int
@@ -84,8 +86,8 @@ class Job:
             )
         for given in prompts:
             prompt = _truncate(given, body, max_model_len)
-            _check_ids(prompt.token_ids, vocab_size)
             room = _room(len(prompt.token_ids), body, max_model_len)
+            _check_ids(prompt.token_ids, vocab_size)
             self.prompts.append(prompt)
             self.params.append(_with_limit(base, room, body))
 
@@ -187,6 +189,8 @@ class Run:
 
     async def __aenter__(self) -> Run:
         self._state.in_flight += 1
+        if self._job.place is not None:
+            self._job.place.leave()
         return self
 
     async def __aexit__(self, *_: object) -> None:

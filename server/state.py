@@ -14,6 +14,7 @@ from octavo.core.errors import OctavoError
 from octavo.core.sampling_params import SamplingParams
 from octavo.server.engine import Engine
 from octavo.server.errors import ApiError, unavailable
+from octavo.server.overload import Queue
 from octavo.server.protocol.common import ModelCard, ModelList, shown
 
 logger = logging.getLogger("octavo.server")
@@ -30,6 +31,7 @@ class ServerState:
         names = config.server.served_model_name or config.model.source or "octavo"
         self.names: list[str] = [names] if isinstance(names, str) else list(names)
         self.created = int(time.time())
+        self.queue = Queue(llm, config.server)
         self.in_flight = 0
         """Generations under way."""
         self.live: set[str] = set()

@@ -35,6 +35,17 @@ class OutputProcessor:
         self._clock = clock
         self._choices: dict[int, ChoiceState] = {}
         self._requests: dict[str, RequestState] = {}
+        self._queued: dict[str, int] = {}  # prompt tokens of requests that the engine has not begun
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that wait for the engine."""
+        return len(self._queued)
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Their prompt tokens."""
+        return sum(self._queued.values())
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._requests
@@ -52,6 +63,7 @@ class OutputProcessor:
         assert prepared.request_id not in self._requests, "request_id is live already"
         request = RequestState(prepared, self._table, mode, self._clock())
         self._requests[prepared.request_id] = request
+        self._queued[prepared.request_id] = len(prepared.token_ids)
         for choice in request.choices:
             self._choices[choice.handle] = choice
 
@@ -74,6 +86,7 @@ class OutputProcessor:
         for handle, count in outputs.cached.items():
             if (choice := self._choices.get(handle)) is not None and choice.index == 0:
                 choice.request.num_cached_tokens = count
+                self._queued.pop(choice.request.request_id, None)
         for part in outputs.prompt_logprobs:
             if (choice := self._choices.get(part.handle)) is not None:
                 choice.request.add_prompt_logprobs(part.start, part.logprobs)
@@ -136,4 +149,5 @@ class OutputProcessor:
         update = request.update(now)
         if request.finished:
             self._requests.pop(request.request_id, None)
+            self._queued.pop(request.request_id, None)
         return update

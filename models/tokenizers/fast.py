@@ -23,6 +23,8 @@ from octavo.models.tokenizers.files import (
 )
 from octavo.models.tokenizers.pieces import alphabet, piece_bytes
 
+_SHORT = 2048  # characters that are tokenized in less time than another thread notices
+
 
 class FastTokenizer(Tokenizer):
     """The backend is never changed after `__init__`, so that threads may share it. Decoding does
@@ -53,7 +55,14 @@ class FastTokenizer(Tokenizer):
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         check_text(text)
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) <= _SHORT:
+            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        else:
+            # Unlike `encode`, this lets other threads run, and computes no offsets.
+            (encoding,) = self._backend.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +20,10 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+import zmq
 
+from octavo.core.engine_process import wire
+from octavo.core.engine_process.folder import address
 from octavo.core.testing.model_folder import write_model_folder
 
 RAISE, KILL, HANG = 250, 251, 252
@@ -60,8 +65,8 @@ class Server:
     """A running server. lines: what it has written, both streams."""
 
     def __init__(self, folder: Path, settings: dict[str, Any], workers: int = 1) -> None:
-        self.sockets = folder / "run"
-        self.sockets.mkdir(mode=0o700)
+        # Short: a Unix socket's path has 107 bytes at most.
+        self.sockets = Path(tempfile.mkdtemp(prefix="oct-"))
         file = folder / "config.yaml"
         file.write_text(yaml.safe_dump(settings))
         command = ["serve", "--config", str(file), "--api-workers", str(workers)]
@@ -124,6 +129,18 @@ class Server:
     def load(self) -> dict[str, Any]:
         return httpx.get(f"{self.url}/load", timeout=10).json()
 
+    def metrics(self) -> dict[str, Any]:
+        """The engine's own, asked as one more front end."""
+        (folder,) = self.sockets.iterdir()
+        outgoing, incoming = wire.to_engine(), wire.from_engine()
+        with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+            dealer.connect(address(folder))
+            dealer.send(outgoing.encode(wire.Call(1, "metrics")))
+            assert dealer.poll(10_000), "the engine does not answer"
+            answer = incoming.decode(dealer.recv())
+        assert answer.error is None
+        return answer.value
+
     def ended(self, seconds: float = 30.0) -> int:
         """Wait for the end; the exit status."""
         status = self.process.wait(seconds)
@@ -146,6 +163,7 @@ class Server:
         assert self.process.stdout is not None
         self.process.stdout.close()
         until(lambda: not any(alive(pid) for pid in pids), 5.0)
+        shutil.rmtree(self.sockets)
 
 
 @pytest.fixture(scope="session")

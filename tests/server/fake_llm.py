@@ -121,6 +121,8 @@ class FakeAsyncLLM:
     conversations: list[Any] = field(default_factory=list)
     closed: bool = False
     dead_reason: str | None = None
+    num_queued: int = 0
+    num_queued_tokens: int = 0
 
     async def start(self) -> None:
         await asyncio.sleep(self.start_delay)
