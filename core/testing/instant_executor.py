@@ -21,7 +21,7 @@ from octavo.core.messages import LogitMasks, StepPlan, StepResult
 class InstantOptions(Options):
     """What it pretends to be."""
 
-    vocab_size: int = Field(default=292, gt=0, description="Rows of the head.")
+    vocab_size: int = Field(default=285, gt=0, description="Rows of the head.")
     token: int = Field(default=64, ge=0, description="What every row samples; 64 is the letter a")
     step_s: float = Field(default=0.0, ge=0, description="Seconds that a step takes.")
     load_s: float = Field(default=0.0, ge=0, description="Seconds that loading takes.")

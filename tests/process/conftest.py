@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -262,7 +263,7 @@ def stream() -> Iterator[Callable[..., Stream]]:
         each.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tools() -> Any:
     """The helpers of this module."""
-    return sys.modules[__name__]
+    return SimpleNamespace(Server=Server, settings=settings, until=until)

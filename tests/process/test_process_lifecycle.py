@@ -203,6 +203,7 @@ def test_an_idle_server_uses_no_processor_time(shared):
     assert used() - before < 0.1, "one per cent of a core"
 
 
+@pytest.mark.slow
 def test_health_answers_while_a_long_prompt_is_tokenized(shared):
     text = "the quick brown fox jumps over it. " * 150_000  # 5.2 MB
     with ThreadPoolExecutor(1) as pool:
