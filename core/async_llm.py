@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
@@ -36,13 +37,15 @@ logger = logging.getLogger(__name__)
 
 _INLINE_CHARACTERS = 4096  # a prompt up to this long is tokenized faster than handed to a thread
 
+_BEHIND = 8  # outputs that a slow reader may be behind before they are merged
+
 
 class AsyncLLM:
     """Generates text for many callers at once. Arguments as for `LLM`.
 
     The engine starts with `await start()`, with `async with`, or with the first request; end it
     with `await shutdown()`. All methods belong to one asyncio loop. Outputs that a slow reader has
-    not taken are merged, so that it never holds up the engine.
+    not taken are merged when there are many, so that it never holds up the engine.
     """
 
     def __init__(
@@ -445,22 +448,26 @@ class _Options(NamedTuple):
 
 
 class _Mailbox:
-    """What a reader has not taken yet: at most one output, later ones merged into it."""
+    """What a reader has not taken yet. merge: outputs are deltas; a reader who is more than
+    `_BEHIND` of them behind gets the later ones merged into one. Else only the last one counts."""
 
-    __slots__ = ("_error", "_event", "_merge", "_update", "aborted")
+    __slots__ = ("_error", "_event", "_merge", "_updates", "aborted")
 
     def __init__(self, *, merge: bool) -> None:
         self._merge = merge
-        self._update: RequestOutput | None = None
+        self._updates: deque[RequestOutput] = deque()
         self._error: OctavoError | None = None
         self._event = asyncio.Event()
         self.aborted = False
 
     def put(self, update: RequestOutput) -> None:
-        if self._merge and self._update is not None:
-            self._update.extend(update)
-        else:
-            self._update = update
+        updates = self._updates
+        if not self._merge:
+            updates.clear()
+        elif len(updates) > _BEHIND:
+            updates[-1].extend(update)
+            return
+        updates.append(update)
         self._event.set()
 
     def fail(self, error: OctavoError) -> None:
@@ -469,13 +476,12 @@ class _Mailbox:
         self._event.set()
 
     async def take(self) -> RequestOutput:
-        while self._update is None:
+        while not self._updates:
             if self._error is not None:
                 raise self._error
-            await self._event.wait()
             self._event.clear()
-        update, self._update = self._update, None
-        return update
+            await self._event.wait()
+        return self._updates.popleft()
 
 
 def _parts(

@@ -17,6 +17,7 @@ from octavo.core.config.loading import load_config
 from octavo.core.engine_process.client import parts
 from octavo.core.engine_process.link import EngineLink
 from octavo.core.engine_process.parent import die_at_once
+from octavo.core.engine_process.wire import Settled
 from octavo.core.registry import Registry
 from octavo.server import control
 from octavo.server.session import Session, on_signals, run_loop
@@ -35,7 +36,7 @@ class SupervisedEngine(EngineLink):
     def take(self, message: Any) -> None:
         """What the supervisor says of the engine."""
         match message:
-            case control.Settled():
+            case Settled():
                 self._has_settled(message)
             case control.Up():
                 self._is_up(message.address, message.report)

@@ -109,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     kinds = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
     _bench(kinds, "throughput", "tokens per second of many requests at once")
     _bench(kinds, "scheduler", "time of scheduling alone, without a model")
+    _bench(kinds, "http-overhead", "cost of server and processes, without a model")
     return parser
 
 
@@ -125,7 +126,7 @@ def _command(
 
 
 def _bench(kinds: Any, name: str, text: str) -> None:
-    _module(kinds, name, text, f"octavo.bench.{name}")
+    _module(kinds, name, text, f"octavo.bench.{name.replace('-', '_')}")
 
 
 def _module(commands: Any, name: str, text: str, path: str) -> None:

@@ -63,15 +63,11 @@ def _run(
     sock: socket.socket, config: EngineConfig, registry: Registry, keys: Mapping[str, str]
 ) -> int:
     say(f"Octavo {octavo.__version__}: loading {config.model.source}")
-    try:
-        check_choices(config, registry)
-        if config.server.api_workers > 1:
+    check_choices(config, registry)
+    if config.server.api_workers > 1:
+        with _unlinked(config):
             return run_loop(_serve_several(config, sock, keys))
-        return _serve_one(config, registry, sock, keys)
-    finally:
-        if config.server.uds is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(config.server.uds)
+    return _serve_one(config, registry, sock, keys)
 
 
 def _serve_one(
@@ -133,9 +129,10 @@ def serve(
     async def main() -> int:
         session = Session(llm, config, sock, api_keys or {}, loaded)
         say(f"listening on {url}; /health answers 503 until the engine is ready")
-        with on_signals(session.server.stop, session.server.hurry):
+        with _unlinked(config), on_signals(session.server.stop, session.server.hurry):
             status = await session.serve()
-        say("stopped")
+        if status == 0:
+            say("stopped")
         if not session.clean:  # a thread of the engine still works: it must not hold up the exit
             sys.stdout.flush()
             sys.stderr.flush()
@@ -143,6 +140,17 @@ def serve(
         return status
 
     return run_loop(main())
+
+
+@contextlib.contextmanager
+def _unlinked(config: EngineConfig) -> Iterator[None]:
+    """Remove the Unix socket that is served, at the end."""
+    try:
+        yield
+    finally:
+        if config.server.uds is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(config.server.uds)
 
 
 def _announce(report: Any, names: Sequence[str], max_model_len: int, url: str) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from octavo.core.config.models import EngineConfig
 from octavo.core.engine_process.client import client_name
 from octavo.core.engine_process.process import EngineProcess, child_environment, plain
+from octavo.core.engine_process.wire import Settled
 from octavo.server import control
 from octavo.server.http_server import LAST_WORDS_S
 
@@ -52,7 +53,7 @@ class Supervisor:
         self._workers: list[_Worker | None] = [None] * config.server.api_workers
         self._loaded: set[int] = set()
         self._announced = self._stopping = False
-        self._settled: control.Settled | None = None
+        self._settled: Settled | None = None
         self._state: control.Up | control.Down | None = None
         self._stop = asyncio.Event()
         self._all_ended = asyncio.Event()

@@ -32,24 +32,43 @@ class Channel:
             self._socket.setsockopt(option, 0)
         self._socket.connect(address)
         self._fd: int = self._socket.getsockopt(zmq.FD)  # type: ignore[assignment]
-        self._loop.add_reader(self._fd, self.drain)
+        self._scheduled = False
+        self._loop.add_reader(self._fd, self._schedule)
 
     def send(self, message: Any) -> None:
         """Send one message. Raises TypeError for what no message can hold."""
         if not self._socket.closed:
             self._socket.send(self._encode(message), zmq.NOBLOCK)
             # The descriptor tells of changes only, and sending may have swallowed one.
-            if self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[operator]
-                self._loop.call_soon(self.drain)
+            if self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # type: ignore
+                self._schedule()
 
     def drain(self) -> None:
         """Handle all messages that are there."""
-        while not self._socket.closed:
-            try:
-                data = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._on_message(self._decode(data))
+        while self._take():
+            pass
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """One message a turn of the loop: whoever waits for what it brings comes before the next
+        one, however fast the engine is."""
+        self._scheduled = False
+        if self._take():
+            self._schedule()
+
+    def _take(self) -> bool:
+        if self._socket.closed:
+            return False
+        try:
+            data = self._socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        self._on_message(self._decode(data))
+        return True
 
     def close(self) -> None:
         """Close the socket. Harmless when repeated."""

@@ -119,8 +119,9 @@ def test_a_slow_reader_gets_merged_deltas() -> None:
         await until(lambda: not engine.has_work())  # the engine did not wait for the reader
         await asyncio.sleep(0.01)
         rest = [o async for o in stream]
-        assert len(rest) == 1
-        assert first.outputs[0].text + rest[0].outputs[0].text == "abcd" * 3
+        assert len(rest) == 9, "one by one, then what is left in one"
+        assert [len(output.outputs[0].text) for output in rest[:-1]] == [1] * 8
+        assert "".join(output.outputs[0].text for output in [first, *rest]) == "abcd" * 3
 
     run(test, before_step=gate)
 

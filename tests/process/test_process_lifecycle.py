@@ -181,7 +181,7 @@ def test_a_killed_engine_is_started_again(start, stream):
 def test_an_engine_that_ends_while_it_loads(start):
     server = start(executor={"load_exit": True}, restart_engine=True, wait=False)
     assert server.ended() == 1
-    assert "ended with status 3 while it started" in server.lines[-2]
+    assert "ended with status 3 while it started" in server.lines[-1]
     server.assert_nothing_left()
 
 
