@@ -54,6 +54,9 @@ VALUES = {
     "allowed_origins": (["*"], ["*"]),
     "api_key": (["a", "b"], {"key1": SecretStr("a"), "key2": SecretStr("b")}),
     "shutdown_timeout": (5.0, 5.0),
+    "api_server_count": (4, 4),
+    "max_num_queued_reqs": (64, 64),
+    "max_num_queued_tokens": (4096, 4096),
 }
 
 
