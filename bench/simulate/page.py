@@ -51,8 +51,8 @@ def page(whole: Result) -> str:
         f"<style>{STYLE}</style></head><body>",
         "<h1>Octavo simulation</h1>",
         f"<p>{escape(headline(whole))}</p>",
-        f'<p class="soft">Goodput counts requests within: {escape(slo_text(results[0]))}. '
-        "Times are those of the simulated accelerator.</p>",
+        f'<p class="soft">Times are those of the simulated accelerator; '
+        f"{escape(slo_text(results[0]))}.</p>",
         "<h2>Figures</h2>",
         _table([r["config"] for r in results], table(whole)),
         "<h2>Latency</h2>",

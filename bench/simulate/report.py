@@ -48,9 +48,12 @@ ROWS: list[tuple[str, Callable[[Result], str]]] = [
 
 
 def slo_text(result: Result) -> str:
-    """The targets, or that there are none."""
+    """What goodput counts."""
     targets = result["goodput"]["slo"]
-    return ", ".join(f"{name} {limit:g} s" for name, limit in targets.items()) or "none"
+    if not targets:
+        return "no target is set (--slo): goodput counts every request that is served"
+    limits = ", ".join(f"{name} at most {limit:g} s" for name, limit in targets.items())
+    return f"goodput counts requests with {limits}"
 
 
 def table(whole: Result) -> list[tuple[str, list[str]]]:
@@ -82,7 +85,7 @@ def lines(whole: Result) -> list[str]:
     rows = table(whole)
     first = max(len(title) for title, _ in rows)
     widths = [max(len(name), *(len(cells[i]) for _, cells in rows)) for i, name in enumerate(names)]
-    out = [headline(whole), f"goodput counts: {slo_text(results[0])}"]
+    out = [headline(whole), slo_text(results[0])]
     for result in results:
         why = result["requests"]["refused_because"]
         if why:

@@ -78,7 +78,8 @@ class Distribution:
             return np.zeros_like(ranks)
         if self._bins is None:
             return np.asarray(np.percentile(np.concatenate(self._kept), ranks))
-        at = np.searchsorted(np.cumsum(self._bins), ranks / 100 * self.count, side="left")
+        wanted = np.maximum(ranks / 100 * self.count, 0.5)  # rank 0 is the least value
+        at = np.searchsorted(np.cumsum(self._bins), wanted, side="left")
         middle = self._LEAST * np.exp((np.minimum(at, self._BINS - 1) + 0.5) * self._WIDTH)
         return np.asarray(np.minimum(middle, self.largest))
 
