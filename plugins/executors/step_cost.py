@@ -164,13 +164,11 @@ FEATURES = ("step", "prefill", "decodes", "sampled", "context", "pairs")
 
 @dataclass(frozen=True)
 class FittedCost:
-    """Seconds per unit of each of `FEATURES`, none negative; copies as `swap_s` and `copy_s` a
-    token. error: mean absolute error of the fit as a fraction of the mean step."""
+    """Seconds per unit of each of `FEATURES`, none negative; copies take no time. error: mean
+    absolute error of the fit as a fraction of the mean step."""
 
     weights: tuple[float, ...]
     error: float
-    copy_s: float = 0.0
-    swap_s: float = 0.0
 
     def seconds(self, shape: StepShape) -> float:
         one, prefill, decodes, sampled, context, pairs = self.weights
@@ -181,8 +179,6 @@ class FittedCost:
             + sampled * shape.sampled
             + context * shape.context
             + pairs * shape.pairs
-            + self.copy_s * shape.copied
-            + self.swap_s * shape.swapped
         )
 
 
