@@ -172,8 +172,10 @@ def _items(name: str, value: Any, what: str) -> list[Any]:
 def _integer(name: str, value: Any, low: int, high: int | None = None, *, note: str = "") -> int:
     """The value as an `int`; NumPy's integers are taken too."""
     number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
-    if number is None or number < low or (high is not None and number > high):
-        wanted = f"of at least {low}" if high is None else f"in [{low}, {high}]"
+    most = 2**63 - 1 if high is None else high  # what arrays and messages hold
+    if number is None or not low <= number <= most:
+        open_end = high is None and (number is None or number < low)
+        wanted = f"of at least {low}" if open_end else f"in [{low}, {most}]"
         text = f"{name} must be an integer {wanted} {note}".rstrip()
         raise RequestError(f"{text}, got {value!r}", param=name)
     return number

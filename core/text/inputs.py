@@ -6,6 +6,7 @@ import itertools
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import msgspec
@@ -89,6 +90,9 @@ class InputProcessor:
         add_special_tokens: bool = True,
     ) -> PreparedRequest:
         """Check and tokenize a prompt. Raises `RequestError` and `RequestTooLong`."""
+        _utf8("request_id", request_id)
+        if user is not None:
+            _utf8("user", user)
         text, token_ids, salt = self._read(prompt, add_special_tokens)
         salt = cache_salt if cache_salt is not None else salt
         sampling = self._check_sampling(sampling or self.default_sampling_params())
@@ -113,7 +117,7 @@ class InputProcessor:
                 eos_token_ids=list(self.tokenizer.eos_token_ids),
                 index=index,
                 parent=handles[0] if index else None,
-                priority=priority,
+                priority=_priority(priority),
                 user=user,
                 extra_keys=[] if salt is None else [b"salt:" + _utf8("cache_salt", salt)],
             )
@@ -216,6 +220,14 @@ class InputProcessor:
         bare = word.lstrip() or word
         ways = [self.encode(form, add_special_tokens=False) for form in (bare, " " + bare)]
         return [ids for place, ids in enumerate(ways) if ids and ids not in ways[:place]]
+
+
+def _priority(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise RequestError(f"priority must be an integer, got {value!r}", param="priority")
+    if not -(2**63) <= value < 2**63:
+        raise RequestError(f"priority must fit into 64 bits, got {value}", param="priority")
+    return int(value)
 
 
 def _utf8(name: str, text: str) -> bytes:

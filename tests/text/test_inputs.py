@@ -175,3 +175,29 @@ def test_a_last_message_is_continued_or_answered_not_both(inputs: InputProcessor
         render_chat(inputs, messages, continue_final_message=True)
     prompt = render_chat(inputs, messages, continue_final_message=True, add_generation_prompt=False)
     assert prompt["prompt"].endswith("The")
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"priority": "high"}, "priority must be an integer, got 'high'"),
+        ({"priority": 1.5}, "priority must be an integer, got 1.5"),
+        ({"priority": True}, "priority must be an integer, got True"),
+        ({"priority": 2**63}, "priority must fit into 64 bits, got 9223372036854775808"),
+        ({"user": 5}, "user must be a string, got int"),
+        ({"user": "\ud800"}, "user is not valid Unicode: a lone surrogate"),
+        ({"request_id": "\ud800"}, "request_id is not valid Unicode: a lone surrogate"),
+    ],
+)
+def test_what_the_engine_could_not_hold_is_refused(
+    inputs: InputProcessor, keywords: dict[str, object], message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        inputs.prepare("Hi", SamplingParams(), **{"request_id": "r"} | keywords)  # type: ignore[arg-type]
+    prepared = inputs.prepare("Hi", SamplingParams(), request_id="r", priority=np.int64(-3))
+    assert type(prepared.requests[0].priority) is int
+
+
+def test_numbers_that_no_message_holds_are_refused() -> None:
+    with pytest.raises(RequestError, match=r"max_tokens must be an integer in \[0, 9223372036854"):
+        SamplingParams(max_tokens=2**63)
