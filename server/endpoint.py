@@ -72,7 +72,8 @@ class Handler(Generic[B]):
         state.require_ready()
         place = state.queue.enter()
         try:
-            job = await until_gone(request.receive, self._job(state, body, model))
+            preparing = self._job(state, body, model, header_id(request))
+            job = await until_gone(request.receive, preparing)
             job.place = place
             place.settle([len(prompt.token_ids) for prompt in job.prompts])
             headers["x-request-id"] = job.answer_id
@@ -84,10 +85,10 @@ class Handler(Generic[B]):
         finally:
             place.leave()
 
-    async def _job(self, state: ServerState, body: B, model: str) -> Job:
+    async def _job(self, state: ServerState, body: B, model: str, asked_id: str | None) -> Job:
         params = body.sampling_params(state.defaults, state.llm.inputs.vocab_size)
         prompts = await self._endpoint.prompts(state, body)
-        answer_id = state.answer_id(self._endpoint.prefix, body.request_id)
+        answer_id = state.answer_id(self._endpoint.prefix, body.request_id or asked_id)
         job = Job(body, answer_id, model)
         job.settle(prompts, params, state.llm.max_model_len, state.llm.inputs.vocab_size)
         return job
@@ -153,6 +154,13 @@ async def guarded(
         except Exception as error:
             body = json.dumps(from_exception(error, renamed).body())
             yield f"data: {body}\n\n".encode()
+
+
+def header_id(request: Request) -> str | None:
+    """The client's name for the request in `x-request-id`, if it is fit for one."""
+    value = request.headers.get("x-request-id", "")
+    fit = 0 < len(value) <= 256 and value.isascii() and value.isprintable() and " " not in value
+    return value if fit else None
 
 
 def names_header(names: Sequence[str]) -> str:

@@ -212,8 +212,20 @@ def test_token_ids_and_prompt_logprobs(connect, fake):
 
 
 def test_request_id_header(connect, fake):
-    response = run(post(connect, fake, {**user("hi"), "request_id": "abc"}))
-    assert response.headers["x-request-id"] == "chatcmpl-abc" == response.json()["id"]
+    async def go():
+        async with connect(fake) as client:
+            for given, header, expected in (
+                ("abc", {}, "chatcmpl-abc"),
+                (None, {"x-request-id": "def"}, "chatcmpl-def"),
+                ("abc", {"x-request-id": "def"}, "chatcmpl-abc"),
+            ):
+                body = {**user("hi"), "request_id": given}
+                response = await client.post(PATH, json=body, headers=header)
+                assert response.headers["x-request-id"] == expected == response.json()["id"]
+            response = await client.post(PATH, json=user("hi"), headers={"x-request-id": "a b"})
+            assert "a b" not in response.headers["x-request-id"]
+
+    run(go())
 
 
 def test_open_choices_accept_what_asks_for_nothing(connect, fake):

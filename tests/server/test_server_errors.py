@@ -126,6 +126,7 @@ def test_values_out_of_range(connect, fake):
         ({"prompt": [[1], [10**30]]}, "prompt"),
         ({"prompt": ["x"] * 3000}, "prompt"),
         ({"prompt": ["x"] * 2000, "n": 100}, "n"),
+        ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "x", "logprobs": -1}, "logprobs"),
         ({"prompt": "x", "logprobs": 21}, "logprobs"),
         ({"prompt": "x", "logprobs": True}, "logprobs"),

@@ -26,7 +26,8 @@ from octavo.server.listen import address_of, bind, bind_problem, check_certifica
 from octavo.server.serve import run
 
 PROGRAM = """
-import importlib.util, sys
+import faulthandler, importlib.util, sys
+faulthandler.dump_traceback_later(50, exit=True)  # tells where it hangs
 spec = importlib.util.spec_from_file_location("octavo_test_fake_llm", sys.argv[1])
 fake = importlib.util.module_from_spec(spec)
 sys.modules["octavo_test_fake_llm"] = fake
@@ -78,8 +79,9 @@ class Process:
             time.sleep(0.01)
 
     def ended(self) -> int:
-        status = self.process.wait(30)
+        status = self.process.wait(100)
         self._reader.join(10)
+        assert not any("Timeout" in line for line in self.lines), self.lines
         return status
 
 
@@ -133,7 +135,7 @@ def test_engine_that_does_not_start():
 def test_running_requests_finish_before_the_end():
     with serving(server={"shutdown_timeout_s": 20}) as server:
         url = server.wait_line(r"ready on (\S+)$")[1]
-        body = {"prompt": "slow", "stream": True, "max_tokens": 60}
+        body = {"prompt": "slow", "stream": True, "max_tokens": 500}
         with httpx.stream("POST", f"{url}/v1/completions", json=body) as response:
             lines = response.iter_lines()
             next(lines)
@@ -153,8 +155,16 @@ def test_requests_that_take_too_long_are_told(streaming):
     with serving(server={"shutdown_timeout_s": 0.2}) as server:
         url = server.wait_line(r"ready on (\S+)$")[1]
         body = {"prompt": "slow", "stream": streaming, "max_tokens": 90000}
-        threading.Timer(0.5, server.process.send_signal, [signal.SIGTERM]).start()
-        response = httpx.post(f"{url}/v1/completions", json=body, timeout=20)
+
+        def stop_once_it_runs():
+            while httpx.get(f"{url}/load").json() != {"server_load": 1}:
+                time.sleep(0.02)
+            server.process.send_signal(signal.SIGTERM)
+
+        stopper = threading.Thread(target=stop_once_it_runs)
+        stopper.start()
+        response = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+        stopper.join(60)
         if streaming:
             last = response.text.strip().split("\n\n")[-1]
             error = json.loads(last.removeprefix("data: "))["error"]
