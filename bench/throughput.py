@@ -19,6 +19,7 @@ from octavo.bench.environment import machine, peak_device_bytes, peak_rss_bytes,
 from octavo.bench.latency import TokenTimes
 from octavo.bench.step_recorder import StepRecorder
 from octavo.bench.workload import Shape, random_prompts, requests
+from octavo.core.errors import ConfigError
 from octavo.core.messages import EngineRequest
 
 if TYPE_CHECKING:
@@ -35,6 +36,16 @@ def positive(text: str) -> int:
     return value
 
 
+def writable(text: str) -> Path:
+    """A file that can be written, for argparse: known before the benchmark, not after it."""
+    path = Path(text)
+    try:
+        path.open("a").close()
+    except OSError as exc:
+        raise argparse.ArgumentTypeError(f"cannot write {text}: {exc.strerror}") from None
+    return path
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The benchmark's own flags, and those that `serve` takes for the model and its engine. Of the
     latter, `--seed` also chooses the prompts."""
@@ -45,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--num-prompts", type=positive, default=32, help="requests (default: 32)")
     own.add_argument("--input-len", type=positive, default=128, help="tokens a prompt (128)")
     own.add_argument("--output-len", type=positive, default=64, help="tokens generated each (64)")
-    own.add_argument("--json", metavar="FILE", type=Path, help="also write the result there")
+    own.add_argument("--json", metavar="FILE", type=writable, help="also write the result there")
 
 
 def run_requests(
@@ -144,13 +155,17 @@ def main(args: argparse.Namespace) -> int:
     from octavo.server.cli_config import config_from_args
 
     started = time.perf_counter()
+    seed = args.seed or 0
+    if not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise ConfigError(
+            f"--seed: expected 0 to {2**32 - 1}, as prompts are made of it, got {seed}"
+        )
     config, registry = config_from_args(args)
     resolved = resolve(config, registry)
     tell = partial(print, file=sys.stderr)
     engine = build_engine(resolved, registry, tell)
     tell("\n".join(engine.report.lines()))
     shape = Shape(args.num_prompts, args.input_len, args.output_len)
-    seed = args.seed or 0
     result: dict[str, Any] = {
         "benchmark": "throughput",
         "model": resolved.config.model.source,
@@ -165,6 +180,9 @@ def main(args: argparse.Namespace) -> int:
             "peak_device_bytes": peak_device_bytes(),
             "startup": engine.report.as_dict(),
         }
+    except RuntimeError as exc:
+        tell(f"octavo: {exc}")
+        return 1
     finally:
         engine.close()
     result |= {

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from octavo.bench.latency import TokenTimes, summarize
-from octavo.bench.throughput import lines, measure, run_requests
+from octavo.bench.throughput import add_arguments, lines, main, measure, run_requests
 from octavo.bench.workload import Shape, random_prompts, requests
+from octavo.core.errors import ConfigError
 from octavo.core.messages import EngineOutputs, Finish
 from octavo.core.testing.fake_engine import make_fake_engine
 
@@ -114,3 +117,24 @@ def test_lines_for_people_name_every_figure() -> None:
         assert part in text
     for part in ("inter-token latency", "3 MiB", "5 MiB", "schedule", "commit"):
         assert part in text
+
+
+def command_line(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_a_result_that_cannot_be_written_is_told_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command_line("--json", str(tmp_path / "none" / "x.json"))
+    assert "cannot write" in capsys.readouterr().err
+    assert command_line("--json", str(tmp_path / "x.json")).json == tmp_path / "x.json"
+
+
+@pytest.mark.parametrize("seed", ["-1", str(2**32)])
+def test_a_seed_that_makes_no_prompts_is_refused_before_the_start(seed: str) -> None:
+    with pytest.raises(ConfigError, match=f"--seed: expected 0 to 4294967295.* got {seed}"):
+        main(command_line("--model", "nowhere", "--seed", seed))
