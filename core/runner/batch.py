@@ -67,11 +67,15 @@ class BatchBuilder:
         self._tables = [Column((rows, max_blocks), torch.int32, device) for _ in range(groups)]
         self._shared_tables = [torch.from_numpy(table) for table in mirror.block_tables]
         self._row_scratch = np.zeros((3, rows), dtype=np.int64)
+        self._token_base = np.zeros(rows, dtype=np.int64)
+        self._fed = np.zeros(rows, dtype=np.int32)
         self._allocate(max(max_tokens, rows))
         self._layout: int | None = None
         self._slots = np.zeros(0, dtype=np.intp)
         self._dense = False
         self._decode_batch: StepBatch | None = None
+        self._borders: list[NDArray[np.intp]] = []
+        self._age = 0  # decode steps since the borders were found
         self._copied: torch.cuda.Event | None = None
         if device.type == "cuda":
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -109,9 +113,15 @@ class BatchBuilder:
     def _build_decodes(self, tables_changed: bool) -> StepBatch:
         mirror, slots, rows = self._mirror, self._slots, self._slots.size
         batch = self._decode_batch
+        if batch is not None and self._follows(slots, rows):
+            self._advance_decodes(batch, rows)
+            self._fill_tables(rows, tables_changed)
+            self._push(rows, rows)
+            return batch
         if batch is None:
             batch = self._decode_batch = self._batch(rows, rows, self._decode_start, 1)
             tables_changed = True
+        self._borders = []
         positions = self._positions.array[:rows]
         if self._dense:
             positions[:] = mirror.num_computed[:rows]
@@ -138,6 +148,48 @@ class BatchBuilder:
         for group_batch in batch.groups:
             group_batch.max_seq_len = max_seq_len
         return batch
+
+    def _follows(self, slots: NDArray[np.intp], rows: int) -> bool:
+        """Whether the buffers hold these rows one token earlier."""
+        computed = self._mirror.num_computed
+        if self._dense:
+            now = computed[:rows]
+        else:
+            now = computed[slots]
+        positions = self._positions.array[:rows]
+        positions += 1
+        return bool((positions == now).all())
+
+    def _advance_decodes(self, batch: StepBatch, rows: int) -> None:
+        """As before, one token on: `_follows` has advanced the positions. Only rows at a block
+        border, one in `block_size`, look at their block table."""
+        mirror, size = self._mirror, self._mirror.block_size
+        positions, index = self._positions.array[:rows], self._row_scratch[0, :rows]
+        if not self._borders:
+            self._find_borders(positions)
+        np.add(self._token_base[:rows], positions, out=index)
+        mirror.flat_token_ids.take(index, out=self._fed[:rows], mode="clip")
+        self._token_ids.array[:rows] = self._fed[:rows]
+        self._seq_lens.array[:rows] += 1
+        border = self._borders[self._age % size]
+        self._age += 1
+        for group in range(mirror.num_groups):
+            mapping = self._slot_mapping[group].array[:rows]
+            mapping += 1
+            if border.size:
+                blocks = positions[border] // size
+                mapping[border] = mirror.block_tables[group][self._slots[border], blocks] * size
+        for group_batch in batch.groups:
+            group_batch.max_seq_len += 1
+
+    def _find_borders(self, positions: NDArray[np.int64]) -> None:
+        """Rows by the step, modulo the block size, in which their token begins a block."""
+        size = self._mirror.block_size
+        bucket = -positions % size
+        rows = np.argsort(bucket, kind="stable")
+        ends = np.searchsorted(bucket[rows], np.arange(1, size))
+        self._borders, self._age = np.split(rows, ends), 0
+        np.multiply(self._slots, self._mirror.token_stride, out=self._token_base[: rows.size])
 
     # ---- prefill rows behind the decodes --------------------------------------------------------
 

@@ -35,9 +35,11 @@ from octavo.core.messages import (
     StepResult,
 )
 from octavo.core.scheduler.admission import Admission
+from octavo.core.scheduler.borders import Borders
 from octavo.core.scheduler.state import Index, Phase, RowSet, Sequence, SlotTable, StopTokens
 
 _NONE = np.empty(0, np.int32)
+_NO_BLOCKS = np.empty((4, 0), np.int32)
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,9 @@ class SchedulerLimits:
 class InFlight:
     """What `commit` needs to know of a planned step. slots intp[B], computed int64[B] tokens whose
     KV the step completes. handles, sampled_slots, positions [R]: whose token, at which index of the
-    sequence; the first `num_decodes` decode. ending: slots planned to their last token. deferred:
-    slots given up since, free once this step is committed."""
+    sequence; the first `num_decodes` decode. departures: how many sequences had left their slot by
+    then. ending: slots planned to their last token. deferred: slots given up since, free once this
+    step is committed."""
 
     step: int
     slots: NDArray[np.intp]
@@ -70,6 +73,7 @@ class InFlight:
     positions: NDArray[np.int64]
     num_decodes: int
     num_prefill_tokens: int
+    departures: int
     ending: list[int] = field(default_factory=list)
     deferred: list[int] = field(default_factory=list)
 
@@ -95,6 +99,8 @@ class Scheduler:
         self.on_finished: Callable[[Sequence, str], None] | None = None
         self._stops = StopTokens(limits.vocab_size)
         self._admission = Admission(self)
+        self._borders = Borders(limits.block_size)
+        self._due: NDArray[np.intp] = np.empty(0, np.intp)
         self._told_blocks = np.zeros(limits.max_num_seqs, np.int32)
         self._released: list[int] = []
         self._finished: list[Finish] = []
@@ -204,15 +210,15 @@ class Scheduler:
         False when that must wait for a step in flight."""
         while len(self.decoding):
             rows = self.decoding
-            totals = self.slots.num_tokens[rows.index]
-            fitting = self.kv.extend(rows.slots, totals)
-            if fitting == len(rows):
+            due = self._due = self._borders.due(rows, self._steps, self.slots, self.kv)
+            fitting = self.kv.extend(due, self.slots.num_tokens[due]) if len(due) else 0
+            if fitting == len(due):
                 return True
             if self.in_flight:
                 return False
             assert self.num_running > 1, "one sequence alone cannot be short of blocks"
             victim = self._choose_victim()
-            self.note_preemption(victim, int(self.slots.handle[rows.slots[fitting]]), "blocks")
+            self.note_preemption(victim, int(self.slots.handle[due[fitting]]), "blocks")
             self.preempt(victim)
         return True
 
@@ -287,7 +293,9 @@ class Scheduler:
             counts = np.concatenate([self._ones[:num_decodes], chunks[chunks > 0]]).astype(np.int32)
         if not len(slots):
             return None
-        appended = self._appended_blocks(slots, index)
+        # In a step that only decodes nobody else can have got a block.
+        grown = self._due if chunks is None else slots
+        appended = self._appended_blocks(grown) if len(grown) else _NO_BLOCKS
         table.num_computed[index] += counts
         computed = table.num_computed[index].copy()
         if chunks is None:
@@ -305,7 +313,8 @@ class Scheduler:
             sampled_slots=sampling,
             positions=table.num_tokens[sampling],
             num_decodes=num_decodes,
-            num_prefill_tokens=int(counts[num_decodes:].sum()),
+            num_prefill_tokens=0 if chunks is None else int(counts[num_decodes:].sum()),
+            departures=table.departures,
         )
         batch = self._batch_slots(slots, chunks is None)
         if self._tells_policy:
@@ -337,24 +346,25 @@ class Scheduler:
             self._batch = slots.astype(np.int32)
         return self._batch
 
-    def _appended_blocks(self, slots: NDArray[np.intp], index: Index) -> NDArray[np.int32]:
-        """Blocks that the worker has not been told of, int32[4, n]."""
-        held, told = self.kv.num_slot_blocks[index], self._told_blocks[index]
+    def _appended_blocks(self, slots: NDArray[np.intp]) -> NDArray[np.int32]:
+        """Blocks of these slots that the worker has not been told of, int32[4, n]."""
+        held, told = self.kv.num_slot_blocks[slots], self._told_blocks[slots]
         rows = np.flatnonzero(held != told)
         if not rows.size:
-            return np.empty((4, 0), np.int32)
-        slots, first = slots[rows], told[rows]
-        counts = held[rows] - first
-        self._told_blocks[slots] = held[rows]
-        row = np.repeat(np.arange(len(slots)), counts)
-        begins = np.cumsum(counts) - counts
-        indices = first[row] + np.arange(len(row)) - begins[row]
-        groups = len(self.kv.block_tables)
-        appended = np.empty((4, groups, len(row)), np.int32)
-        appended[0] = np.arange(groups)[:, None]
-        appended[1] = slots[row]
-        appended[2] = indices
-        appended[3] = self.kv.block_tables[:, slots[row], indices]
+            return _NO_BLOCKS
+        slots, first, held = slots[rows], told[rows], held[rows]
+        self._told_blocks[slots] = held
+        counts, indices, tables = held - first, first, self.kv.block_tables
+        groups = len(tables)
+        if int(counts.max()) > 1:
+            row = np.repeat(np.arange(len(slots)), counts)
+            indices = first[row] + np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
+            slots = slots[row]
+        appended = np.empty((4, groups, len(slots)), np.int32)
+        for group in range(groups):
+            appended[0, group] = group
+            appended[3, group] = tables[group][slots, indices]
+        appended[1], appended[2] = slots, indices
         return appended.reshape(4, -1)
 
     def _advance(
@@ -400,11 +410,10 @@ class Scheduler:
         assert record.step == result.step, f"expected step {record.step}, got {result.step}"
         table = self.slots
         slots, token_ids = record.sampled_slots, result.token_ids
-        handles = record.handles
-        keep = table.handle[slots] == handles
-        rows = None
-        if not keep.all():  # surplus tokens of sequences that ended while the step was in flight
-            rows = np.flatnonzero(keep)
+        handles, rows = record.handles, None
+        if record.departures != table.departures:
+            # Tokens of sequences that ended while the step was in flight are surplus.
+            rows = np.flatnonzero(table.handle[slots] == handles)
             slots, handles, token_ids = slots[rows], handles[rows], token_ids[rows]
         positions = record.positions if rows is None else record.positions[rows]
         tokens = token_ids[:, 0]
@@ -448,8 +457,8 @@ class Scheduler:
 
     def _publish(self, record: InFlight) -> None:
         slots, computed = record.slots, record.computed
-        gone = self.slots.handle[slots] < 0
-        if gone.any():
+        if record.departures != self.slots.departures:
+            gone = self.slots.handle[slots] < 0
             slots, computed = slots[~gone], computed[~gone]
         self.kv.commit(slots, computed, self.slots.tokens)
 

@@ -62,7 +62,7 @@ class Sequence:
 class SlotTable:
     """Columns indexed by slot. `num_tokens` counts known tokens, those sampled by a step in flight
     included; `num_computed` tokens whose KV is computed or planned. A row decodes when they differ
-    by one."""
+    by one. `departures` counts sequences that left their slot, since start."""
 
     def __init__(self, num_slots: int, max_model_len: int) -> None:
         self.num_slots = num_slots
@@ -83,6 +83,7 @@ class SlotTable:
         self.tokens = self._flat.reshape(num_slots, self.row)
         self._base = np.arange(num_slots, dtype=np.int64) * self.row
         self._free = list(range(num_slots))
+        self.departures = 0
         self.users: dict[str | None, int] = {None: 0}
         self.user_names: list[str | None] = [None]
 
@@ -122,6 +123,7 @@ class SlotTable:
         self.sequences[slot] = None
         self.handle[slot] = -1
         self.phase[slot] = Phase.ENDING
+        self.departures += 1
         sequence.slot = -1
         return sequence
 
