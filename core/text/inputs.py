@@ -225,9 +225,10 @@ class InputProcessor:
 def _priority(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise RequestError(f"priority must be an integer, got {value!r}", param="priority")
-    if not -(2**63) <= value < 2**63:
-        raise RequestError(f"priority must fit into 64 bits, got {value}", param="priority")
-    return int(value)
+    number = int(value)
+    if not -(2**63) <= number < 2**63:
+        raise RequestError(f"priority must fit into 64 bits, got {number}", param="priority")
+    return number
 
 
 def _utf8(name: str, text: str) -> bytes:
