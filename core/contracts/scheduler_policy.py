@@ -40,7 +40,8 @@ class RunningView:
 
     slots: the slot of each, intp. handles, num_tokens (known tokens), num_computed (tokens whose
     KV is computed or planned), num_prompt (prompt tokens), priority: int64. arrival: float64
-    seconds. user: int64, one number a distinct user, `user_names[number]` gives the name.
+    seconds. user: int64, one number a distinct user, `user_names[number]` gives the name: a list
+    that grows, and is another list when users were numbered anew.
     now: seconds on the engine's clock.
     """
 

@@ -19,6 +19,10 @@ from octavo.core.messages import EngineRequest
 Index = slice | NDArray[np.intp]
 
 
+_IDLE_USERS = 1024
+"""Users without a slot whose numbers are kept, so that memory does not grow with all ever seen."""
+
+
 class Phase(IntEnum):
     """What a slot's sequence does next. ENDING: it has been planned to its last token and leaves
     when that is committed (or it was aborted while a step is in flight)."""
@@ -158,11 +162,20 @@ class SlotTable:
         )
 
     def _user_number(self, user: str | None) -> int:
+        if user not in self.users and len(self.user_names) > 2 * self.num_slots + _IDLE_USERS:
+            self._forget_idle_users()
         number = self.users.get(user)
         if number is None:
             number = self.users[user] = len(self.user_names)
             self.user_names.append(user)
         return number
+
+    def _forget_idle_users(self) -> None:
+        """Number anew the users who have a slot."""
+        self.users, self.user_names = {None: 0}, [None]
+        for slot, sequence in enumerate(self.sequences):
+            if sequence is not None:
+                self.user[slot] = self._user_number(sequence.request.user)
 
 
 class RowSet:

@@ -26,6 +26,9 @@ from octavo.core.contracts.scheduler_policy import (
 )
 from octavo.plugins.scheduler_policies.queue import WaitingQueue
 
+_KEPT_USERS = 4096
+"""Users remembered before those who are idle are looked for."""
+
 
 class FairOptions(Options):
     """Weights of users, and what a token counts."""
@@ -68,11 +71,17 @@ class FairPolicy(SchedulerPolicy):
         self._in_heap: set[int] = set()
         self._user_of: dict[int, int] = {}  # handle of a waiting request to user
         self._last_left = 0.0
-        self._columns = np.empty(0, np.intp)  # user number of a view to ours
+        # Our user numbers by those of a view, whose names they were made from.
+        self._columns = np.empty(0, np.intp)
+        self._names: list[str | None] = []
+        self._unused: list[int] = []  # numbers of forgotten users
+        self._most = _KEPT_USERS
 
     # ---- queue ----------------------------------------------------------------------------------
 
     def add(self, request: WaitingRequest) -> None:
+        if len(self._numbers) >= self._most:
+            self._forget_idle()
         user = self._number(request.user)
         queue = self._queues.get(user)
         if queue is None:
@@ -85,9 +94,23 @@ class FairPolicy(SchedulerPolicy):
         self._user_of[request.handle] = user
 
     def _lift(self, user: int) -> None:
+        self._counters[user] = max(float(self._counters[user]), self._floor())
+
+    def _floor(self) -> float:
+        """Where a user's counter stands at least when a request of theirs starts to wait."""
         least = self._least_user()
-        floor = self._last_left if least is None else float(self._counters[least])
-        self._counters[user] = max(float(self._counters[user]), floor)
+        return self._last_left if least is None else float(self._counters[least])
+
+    def _forget_idle(self) -> None:
+        """Forget users who have nothing waiting and would be lifted on their return anyway."""
+        floor = self._floor()
+        for name, user in list(self._numbers.items()):
+            if user not in self._queues and self._counters[user] <= floor:
+                del self._numbers[name]
+                self._unused.append(user)
+        # Those that a view still names come back when it is looked at.
+        self._most = max(_KEPT_USERS, 2 * (len(self._numbers) + len(self._names)))
+        self._names = []
 
     def remove(self, handle: int) -> bool:
         user = self._user_of.pop(handle, None)
@@ -142,7 +165,8 @@ class FairPolicy(SchedulerPolicy):
     def _number(self, user: str | None) -> int:
         number = self._numbers.get(user)
         if number is None:
-            number = self._numbers[user] = len(self._numbers)
+            number = self._unused.pop() if self._unused else len(self._numbers)
+            self._numbers[user] = number
             if number == len(self._counters):
                 self._counters = np.concatenate([self._counters, np.zeros(number)])
                 self._per_token = np.concatenate([self._per_token, np.ones(number)])
@@ -164,6 +188,8 @@ class FairPolicy(SchedulerPolicy):
 
     def _users(self, view: RunningView) -> NDArray[np.intp]:
         """Our number of each running request's user."""
+        if view.user_names is not self._names:
+            self._names, self._columns = view.user_names, np.empty(0, np.intp)
         known = len(self._columns)
         if known < len(view.user_names):
             new = [self._number(name) for name in view.user_names[known:]]

@@ -209,6 +209,42 @@ def test_fair_gives_no_credit_for_absence():
     assert Counter(users) == {"busy": 5, "late": 5}
 
 
+def test_fair_forgets_idle_users_but_not_what_they_owe():
+    policy = FairPolicy(FairOptions(), CONTEXT)
+    policy.add(WaitingRequest(0, 0.0, 10**6, user="owes"))
+    policy.add(WaitingRequest(1, 0.0, 5, user="pays"))
+    assert [policy.pop().user, policy.pop().user] == ["owes", "pays"]
+    for handle in range(2, 20000):
+        policy.add(WaitingRequest(handle, 1.0, 5, user=f"once {handle}"))
+        assert policy.pop().handle == handle
+    assert len(policy._numbers) <= 4096
+    assert len(policy._counters) <= 4096
+    policy.add(WaitingRequest(20001, 3.0, 5, user="pays"))
+    policy.add(WaitingRequest(20000, 2.0, 5, user="owes"))
+    assert [policy.pop().user, policy.pop().user] == ["pays", "owes"]
+
+
+def test_user_numbers_do_not_grow_with_all_users_ever_seen(monkeypatch):
+    monkeypatch.setattr("octavo.core.scheduler.state._IDLE_USERS", 16)
+    engine = make_fake_engine(policy="fair", max_num_seqs=4)
+    table = engine.scheduler.slots
+    engine.add(request(1, [1, 2], 90, user="stays", ignore_eos=True))
+    engine.step()
+    number = int(table.user[0])
+    for handle in range(2, 200):
+        engine.add(request(handle, [3], 1, user=f"once {handle}"))
+        engine.step()
+        if handle % 40 == 0:
+            engine.abort([1])
+            engine.step()
+            engine.add(request(1, [1, 2], 90, user="stays", ignore_eos=True))
+            engine.step()
+        slot = engine.scheduler.sequences[1].slot
+        assert table.user_names[table.user[slot]] == "stays"
+    assert len(table.user_names) == len(table.users) < 30
+    assert number
+
+
 def test_fair_charges_a_preempted_request_once():
     policy = FairPolicy(FairOptions(), CONTEXT)
     policy.add(WaitingRequest(1, 0.0, 100, user="a"))
