@@ -1,8 +1,8 @@
 """Kind `observer`: sees steps, requests and capacity; changes nothing.
 
-Runs in the engine process, on the engine thread, after a step's outputs were handed over. Several
-may be configured; each gets every event. An exception in an observer is logged once with its
-distribution, counted, and never stops the engine.
+Runs in the engine process, on the engine thread, when a step was committed and before its outputs
+are handed over: be quick. Several may be configured; each gets every event. An exception in an
+observer is logged once with its name, counted, and never stops the engine.
 """
 
 from __future__ import annotations
