@@ -9,6 +9,7 @@
  * Legend: T tokens, H query heads, K KV heads, G = H / K, D head size, Dv value size, n queries of a
  * task, R = n G its rows (row i G + g is query i of head g of the KV head).
  */
+#include "activations.h"
 #include "attention.h"
 #include "simd.h"
 #include "tiles.h"
@@ -213,6 +214,7 @@ static void load_queries(work_t *w, const attention_t *l, const batch_t *b, cons
     for (int64_t m = 0; m < M; m++) {
       const int64_t r = r0 + m, token = first + r / G;
       widen(q, token * qstride + (kv_head * G + r % G) * l->head_size, type, l->head_size, w->wide);
+      if (l->q_norm) rms_norm_row(w->wide, l->head_size, l->q_norm, l->norm_eps, w->wide);
       rotate(l, b->positions[token], w->wide);
       float *to = w->q + r0 * w->D + m * XB;
       for (int64_t d = 0; d < w->D; d++)
@@ -230,11 +232,9 @@ static void soften(work_t *w, const attention_t *l, int64_t r, int64_t a, int64_
   float *p = w->p + r * TILE;
   const int64_t p0 = a / 16, p1 = (b + 15) / 16;
   if (l->soft_cap > 0) {
-    const vf inverse = vf_set(2.0f / (float)l->soft_cap), cap = vf_set((float)l->soft_cap);
-    for (int64_t i = p0 * 16; i < p1 * 16; i += LANES) { /* tanh y = 1 - 2 / (e^2y + 1) */
-      const vf e = vf_add(vf_exp(vf_mul(vf_load(p + i), inverse)), vf_set(1.0f));
-      vf_store(p + i, vf_mul(cap, vf_sub(vf_set(1.0f), vf_div(vf_set(2.0f), e))));
-    }
+    const vf cap = vf_set((float)l->soft_cap), inverse = vf_set(1.0f / (float)l->soft_cap);
+    for (int64_t i = p0 * 16; i < p1 * 16; i += LANES)
+      vf_store(p + i, vf_mul(cap, vf_tanh(vf_mul(vf_load(p + i), inverse))));
   }
   for (int64_t i = p0 * 16; i < a; i++) p[i] = -INFINITY;
   for (int64_t i = b; i < p1 * 16; i++) p[i] = -INFINITY;

@@ -77,6 +77,7 @@ void write_kv_team(const attention_t *l, const batch_t *b, const void *k, int64_
     float head[HEAD_MOST + PANEL];
     for (int64_t h = 0; h < l->kv_heads; h++) {
       read_head(k, t * kstride + h * l->head_size, type, l->head_size, head);
+      if (l->k_norm) rms_norm_row(head, l->head_size, l->k_norm, l->norm_eps, head);
       rotate(l, b->positions[t], head);
       write_head(head, l->head_size, l->k, block * l->k_block + offset * l->k_token + h * l->k_head, l->kv_type);
       read_head(v, t * vstride + h * l->value_size, type, l->value_size, head);

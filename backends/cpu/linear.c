@@ -10,9 +10,15 @@
 #include "simd.h"
 #include "integers.h"
 #include "tiles.h"
+#include "activations.h"
 
-#define KC 256 /* inputs a block, when there are many rows */
-#define MC 96  /* rows a block */
+#define KC 256                  /* inputs a block: NP panels of weights stay in the first cache */
+#define CACHED_X (384 << 10)    /* bytes of packed rows that stay in the second cache */
+#define BLOCK_ROWS 96           /* most rows a block */
+#define SHARED_WORK 8192        /* packing more floats than this is shared between the threads */
+#define SUPER_BYTES (4 << 20)   /* about the packed rows that are shared at once */
+
+static int is_int(const linear_t *l) { return l->kind == W_I8 || l->kind == W_I4; }
 
 static tile_fn tile_of(int64_t kind, int64_t M, int log) {
   return kind == W_F32 || kind == W_BF16 ? float_tiles[kind == W_BF16][M][log] : int_tiles[kind == W_I4][M][log];
@@ -20,187 +26,217 @@ static tile_fn tile_of(int64_t kind, int64_t M, int log) {
 
 /* ---- packing x ------------------------------------------------------------------------------------- */
 
-/* Bytes of kc inputs of M rows. */
-static size_t packed_bytes(int64_t kind, int64_t M, int64_t kc) {
-  if (kind == W_I8 || kind == W_I4) return (size_t)((kc + GROUP - 1) / GROUP * XGROUP_BYTES(M));
-  return (size_t)((kc + XB - 1) / XB * XB * M) * sizeof(float);
+/* Bytes of kc inputs of M rows of a packed tile. */
+static int64_t packed_bytes(const linear_t *l, int64_t M, int64_t kc) {
+  if (is_int(l)) return (kc + GROUP - 1) / GROUP * XGROUP_BYTES(M);
+  return (kc + XB - 1) / XB * XB * M * 4;
 }
 
-static void copy_floats(float *to, const void *x, int xtype, int64_t at, int64_t count, int64_t padded) {
-  if (xtype == DT_F32)
-    memcpy(to, (const float *)x + at, (size_t)count * sizeof(float));
-  else
-    for (int64_t i = 0; i < count; i++) {
-      uint32_t bits = (uint32_t)((const uint16_t *)x)[at + i] << 16;
-      memcpy(to + i, &bits, 4);
+/* One row as float32, normalized if asked; `room` holds k floats and a panel. */
+static const float *read_row(const linear_t *l, const source_t *x, int64_t row, float *room) {
+  const float *from = (const float *)x->x + row * x->stride;
+  if (x->type == DT_BF16) {
+    const uint16_t *half = (const uint16_t *)x->x + row * x->stride;
+    int64_t k = 0;
+    for (; k + LANES <= l->k; k += LANES) vf_store(room + k, vf_load_bf16(half + k));
+    for (; k < l->k; k++) {
+      const uint32_t bits = (uint32_t)half[k] << 16;
+      memcpy(room + k, &bits, 4);
     }
-  for (int64_t i = count; i < padded; i++) to[i] = 0.0f;
+    from = room;
+  }
+  if (!x->norm) return from;
+  rms_norm_row(from, l->k, x->norm, x->eps, room);
+  return room;
 }
 
-/* M rows of x from input k0 on, kc of them, to a packed tile. */
-static void pack_tile(int64_t kind, const void *x, int xtype, int64_t xstride, int64_t M, int64_t k0,
-                      int64_t kc, void *to) {
+/* Rows [row, row + M) to a packed tile. */
+static void pack_tile(const linear_t *l, const source_t *x, int64_t row, int64_t M, char *to) {
+  float *room = thread_scratch(SCRATCH_ROW, (size_t)(l->k + GROUP) * sizeof(float));
+  const int64_t whole = is_int(l) ? l->k / GROUP * GROUP : l->k / XB * XB;
   for (int64_t r = 0; r < M; r++) {
-    int64_t row = r * xstride + k0;
-    if (kind == W_I8 || kind == W_I4) {
-      float group[GROUP];
-      for (int64_t k = 0; k < kc; k += GROUP) {
-        copy_floats(group, x, xtype, row + k, kc - k < GROUP ? kc - k : GROUP, GROUP);
-        quantize_group(group, (int8_t *)to + k / GROUP * XGROUP_BYTES(M), M, r);
-      }
+    const float *from = read_row(l, x, row + r, room);
+    float last[GROUP] = {0};
+    memcpy(last, from + whole, (size_t)(l->k - whole) * sizeof(float));
+    if (is_int(l)) {
+      for (int64_t k = 0; k < l->k; k += GROUP)
+        quantize_group(k < whole ? from + k : last, (int8_t *)to + k / GROUP * XGROUP_BYTES(M), M, r);
     } else {
-      for (int64_t k = 0; k < kc; k += XB)
-        copy_floats((float *)to + k * M + r * XB, x, xtype, row + k, kc - k < XB ? kc - k : XB, XB);
+      for (int64_t k = 0; k < l->k; k += XB)
+        memcpy((float *)to + k * M + r * XB, k < whole ? from + k : last, XB * sizeof(float));
     }
   }
 }
 
 /* ---- outputs ----------------------------------------------------------------------------------------- */
 
-/* Finish M rows of `panels` panels from c: scale, bias, conversion; `count` outputs are real. */
-static void store_tile(const linear_t *l, const float *c, int64_t cstride, int64_t M, int64_t panel0,
-                       int64_t count, void *y, int ytype, int64_t ystride) {
-  const float *scale = l->kind == W_I8 ? l->scale + panel0 * PANEL : NULL;
-  const float *bias = l->bias ? l->bias + panel0 * PANEL : NULL;
-  if ((const void *)c == y && !scale && !bias) return;
-  for (int64_t r = 0; r < M; r++)
-    for (int64_t n = 0; n < count; n += LANES) {
-      float lanes[LANES] = {0};
-      const int64_t some = count - n < LANES ? count - n : LANES;
-      memcpy(lanes, c + r * cstride + n, (size_t)some * sizeof(float));
-      vf a = vf_load(lanes);
-      if (scale) a = vf_mul(a, vf_load(scale + n));
-      if (bias) a = vf_add(a, vf_load(bias + n));
-      if (ytype == DT_F32) {
-        vf_store(lanes, a);
-        memcpy((float *)y + r * ystride + n, lanes, (size_t)some * sizeof(float));
-      } else {
-        uint16_t half[LANES];
-        vf_store_bf16(half, a);
-        memcpy((uint16_t *)y + r * ystride + n, half, (size_t)some * sizeof(uint16_t));
-      }
+/* 16 outputs of one row from c: scale, bias, activation with the panel after it, conversion, and into
+ * columns [column, column + count) of y. */
+static void store_panel(const linear_t *l, const target_t *t, const float *c, int64_t place, int64_t row,
+                        int64_t column, int64_t count) {
+  float lanes[PANEL];
+  uint16_t halves[PANEL];
+  for (int i = 0; i < PANEL; i += LANES) {
+    vf a = vf_load(c + i);
+    if (l->kind == W_I8) a = vf_mul(a, vf_load(l->scale + place + i));
+    if (l->bias) a = vf_add(a, vf_load(l->bias + place + i));
+    if (t->activation != ACT_NONE) {
+      vf b = vf_load(c + PANEL + i);
+      if (l->kind == W_I8) b = vf_mul(b, vf_load(l->scale + place + PANEL + i));
+      if (l->bias) b = vf_add(b, vf_load(l->bias + place + PANEL + i));
+      a = vf_mul(activate((int)t->activation, a), b);
     }
+    vf_store(lanes + i, a);
+  }
+  if (t->type == DT_F32) {
+    float *y = (float *)t->y + row * t->stride + column;
+    if (count == PANEL && t->add)
+      for (int i = 0; i < PANEL; i += LANES) vf_store(y + i, vf_add(vf_load(y + i), vf_load(lanes + i)));
+    else if (t->add)
+      for (int64_t i = 0; i < count; i++) y[i] += lanes[i];
+    else if (count == PANEL)
+      memcpy(y, lanes, sizeof lanes);
+    else
+      memcpy(y, lanes, (size_t)count * sizeof(float));
+    return;
+  }
+  for (int i = 0; i < PANEL; i += LANES) vf_store_bf16(halves + i, vf_load(lanes + i));
+  memcpy((uint16_t *)t->y + row * t->stride + column, halves, (size_t)count * sizeof(uint16_t));
+}
+
+static void store_panels(const linear_t *l, const target_t *t, const float *c, int64_t cstride, int64_t p,
+                         int64_t count, int64_t row, int64_t rows) {
+  const int64_t half = l->paired ? l->n / 2 : l->n, step = t->activation != ACT_NONE ? 2 : 1;
+  for (int64_t q = p; q < p + count; q += step) {
+    const int64_t at = (l->paired ? q / 2 : q) * PANEL, column = at + (l->paired && step == 1 ? q % 2 * half : 0);
+    for (int64_t r = 0; r < rows; r++)
+      store_panel(l, t, c + r * cstride + (q - p) * PANEL, q * PANEL, row + r, column,
+                  half - at < PANEL ? half - at : PANEL);
+  }
 }
 
 /* ---- one thread's share --------------------------------------------------------------------------------- */
-
-typedef struct {
-  const linear_t *l;
-  const void *x;
-  void *y;
-  int xtype, ytype;
-  int64_t xstride, ystride;
-} job_t;
 
 static int64_t panel_stride(const linear_t *l) { /* elements or bytes */
   const int64_t groups = (l->k + GROUP - 1) / GROUP;
   return l->kind == W_I8 ? groups * I8_BYTES : l->kind == W_I4 ? groups * I4_BYTES : l->k * PANEL;
 }
 
-static const void *weights_at(const linear_t *l, int64_t panel0, int64_t k0) {
+static const char *weights_at(const linear_t *l, int64_t panel0, int64_t k0) {
   const int64_t at = panel0 * panel_stride(l);
   switch (l->kind) {
-    case W_F32: return (const float *)l->w + at + k0 * PANEL;
-    case W_BF16: return (const uint16_t *)l->w + at + k0 * PANEL;
-    case W_I8: return (const uint8_t *)l->w + at + k0 / GROUP * I8_BYTES;
-    default: return (const uint8_t *)l->w + at + k0 / GROUP * I4_BYTES;
+    case W_F32: return (const char *)l->w + (at + k0 * PANEL) * 4;
+    case W_BF16: return (const char *)l->w + (at + k0 * PANEL) * 2;
+    case W_I8: return (const char *)l->w + at + k0 / GROUP * I8_BYTES;
+    default: return (const char *)l->w + at + k0 / GROUP * I4_BYTES;
   }
 }
 
-/* Rows of a block split into tiles of nearly equal height, packed one after another. */
-typedef struct {
-  int64_t count, rows[MC], offset[MC + 1]; /* offset: bytes */
-} tiling_t;
+/* Rows cut into `count` tiles of nearly equal height. */
+typedef struct { int64_t rows, count; } tiling_t;
 
-static void split_rows(tiling_t *t, int64_t kind, int64_t rows, int64_t kc) {
-  t->count = (rows + MR - 1) / MR;
-  t->offset[0] = 0;
-  for (int64_t i = 0; i < t->count; i++) {
-    t->rows[i] = rows / t->count + (i < rows % t->count);
-    t->offset[i + 1] = t->offset[i] + (int64_t)((packed_bytes(kind, t->rows[i], kc) + 63) / 64 * 64);
-  }
+static tiling_t cut_rows(int64_t rows) { return (tiling_t){rows, (rows + MR - 1) / MR}; }
+static int64_t tile_start(tiling_t t, int64_t i) {
+  const int64_t each = t.rows / t.count, more = t.rows % t.count;
+  return i * each + (i < more ? i : more);
 }
+static int64_t tile_height(tiling_t t, int64_t i) { return t.rows / t.count + (i < t.rows % t.count); }
 
-/* Panels [p, p + count) times all tiles over one block of inputs, into c (stride of rows cstride). */
-static void block(const job_t *j, const tiling_t *t, const char *packed, int64_t p, int64_t count,
-                  int64_t k0, int64_t kc, float *c, int64_t cstride) {
-  const linear_t *l = j->l;
-  int64_t kind = l->kind, stride = panel_stride(l);
-  const char *w = weights_at(l, p, k0);
-  int64_t step = stride * (kind == W_F32 ? 4 : kind == W_BF16 ? 2 : 1);
-  if (kind == W_BF16 && t->count > 1) { /* convert once for all tiles */
-    float *wide = thread_scratch(SCRATCH_W, (size_t)(count * kc * PANEL) * sizeof(float));
-    for (int64_t i = 0; i < count; i++)
-      for (int64_t at = 0; at < kc * PANEL; at += LANES)
-        vf_store(wide + i * kc * PANEL + at, vf_load_bf16((const uint16_t *)(w + i * step) + at));
-    kind = W_F32, stride = kc * PANEL, step = stride * 4, w = (const char *)wide;
-  }
-  for (int64_t i = 0, row = 0; i < t->count; row += t->rows[i++])
-    for (int64_t q = 0; q < count;) {
-      const int log = widest(t->rows[i], count - q);
-      tile_of(kind, t->rows[i], log)(packed + t->offset[i], w + q * step, stride, kc,
-                                   c + row * cstride + q * PANEL, cstride, k0 == 0);
-      q += 1 << log;
+/* Tiles [t0, t1) times panels [p, p + count) into c. packed(i): tile i of x. */
+static void multiply(const linear_t *l, tiling_t tiling, int64_t t0, int64_t t1, const char *const *packed,
+                     int64_t p, int64_t count, float *c, int64_t cstride) {
+  const int64_t kcb = t1 - t0 > 2 ? KC : l->k, first_row = tile_start(tiling, t0);
+  for (int64_t k0 = 0; k0 < l->k; k0 += kcb) {
+    int64_t kc = l->k - k0 < kcb ? l->k - k0 : kcb, kind = l->kind, stride = panel_stride(l);
+    if (is_int(l)) kc = (kc + GROUP - 1) / GROUP * GROUP;
+    const char *w = weights_at(l, p, k0);
+    int64_t step = stride * (kind == W_F32 ? 4 : kind == W_BF16 ? 2 : 1);
+    if (kind == W_BF16 && t1 - t0 > 1) { /* convert once for all tiles */
+      float *wide = thread_scratch(SCRATCH_W, (size_t)(count * kc * PANEL) * sizeof(float));
+      for (int64_t i = 0; i < count; i++)
+        for (int64_t at = 0; at < kc * PANEL; at += LANES)
+          vf_store(wide + i * kc * PANEL + at, vf_load_bf16((const uint16_t *)(w + i * step) + at));
+      kind = W_F32, stride = kc * PANEL, step = stride * 4, w = (const char *)wide;
     }
-}
-
-/* Rows [r0, r1) of panels [p0, p1), by one thread. */
-static void share(const job_t *j, int64_t r0, int64_t r1, int64_t p0, int64_t p1) {
-  const linear_t *l = j->l;
-  const int ints = l->kind == W_I8 || l->kind == W_I4;
-  const int64_t xsize = j->xtype == DT_F32 ? 4 : 2, ysize = j->ytype == DT_F32 ? 4 : 2;
-  /* whole panels of float32 outputs accumulate in place, others in scratch */
-  int64_t direct = j->ytype == DT_F32 ? l->n / PANEL : 0;
-  direct = direct < p0 ? p0 : direct > p1 ? p1 : direct;
-  for (int64_t rb = r0; rb < r1; rb += MC) {
-    const int64_t rows = r1 - rb < MC ? r1 - rb : MC;
-    const int64_t kcb = rows > 2 * MR ? KC : l->k, spare = (p1 - direct) * PANEL;
-    const char *x = (const char *)j->x + rb * j->xstride * xsize;
-    char *y = (char *)j->y + rb * j->ystride * ysize;
-    tiling_t t;
-    split_rows(&t, l->kind, rows, kcb < l->k ? kcb : l->k);
-    const size_t packed_size = (size_t)t.offset[t.count];
-    char *packed = thread_scratch(SCRATCH_X, packed_size + (size_t)(rows * spare) * sizeof(float));
-    float *side = (float *)(packed + packed_size);
-    const int64_t group = 1 << widest(t.rows[t.count - 1], 8);
-    for (int64_t k0 = 0; k0 < l->k; k0 += kcb) {
-      const int64_t kc = l->k - k0 < kcb ? l->k - k0 : kcb;
-      const int plain = rows == 1 && !ints && j->xtype == DT_F32;
-      for (int64_t i = 0, row = 0; i < t.count && !plain; row += t.rows[i++])
-        pack_tile(l->kind, x + row * j->xstride * xsize, j->xtype, j->xstride, t.rows[i], k0, kc,
-                  packed + t.offset[i]);
-      for (int64_t p = p0; p < p1;) {
-        const int64_t end = p < direct ? direct : p1, count = end - p < group ? end - p : group;
-        float *c = p < direct ? (float *)y + p * PANEL : side + (p - direct) * PANEL;
-        const int64_t cstride = p < direct ? j->ystride : spare;
-        block(j, &t, plain ? x + k0 * 4 : packed, p, count, k0, ints ? (kc + GROUP - 1) / GROUP * GROUP : kc,
-              c, cstride);
-        if (k0 + kc == l->k) {
-          const int64_t left = l->n - p * PANEL;
-          store_tile(l, c, cstride, rows, p, left < count * PANEL ? left : count * PANEL,
-                     y + p * PANEL * ysize, j->ytype, j->ystride);
-        }
-        p += count;
+    for (int64_t i = t0; i < t1; i++) {
+      const int64_t M = tile_height(tiling, i);
+      for (int64_t q = 0; q < count;) {
+        const int log = widest(M, count - q);
+        tile_of(kind, M, log)(packed[i - t0] + packed_bytes(l, M, k0), w + q * step, stride, kc,
+                              c + (tile_start(tiling, i) - first_row) * cstride + q * PANEL, cstride, k0 == 0);
+        q += 1 << log;
       }
     }
   }
 }
 
-void linear_team(const linear_t *l, const void *x, int xtype, int64_t xstride, int64_t rows, void *y,
-                 int ytype, int64_t ystride) {
-  const job_t job = {l, x, y, xtype, ytype, xstride, ystride};
-  const int64_t threads = omp_get_num_threads(), me = omp_get_thread_num();
-  const int64_t panels = (l->n + PANEL - 1) / PANEL;
-  int64_t row_shares = 1; /* split rows too when there are few panels a thread */
-  while (panels * row_shares < 8 * threads && 2 * row_shares <= threads && rows >= 2 * row_shares * MR)
-    row_shares *= 2;
-  const int64_t panel_shares = threads / row_shares;
-  if (me < row_shares * panel_shares) {
-    const int64_t a = me / panel_shares, b = me % panel_shares;
-    share(&job, rows * a / row_shares, rows * (a + 1) / row_shares, panels * b / panel_shares,
-          panels * (b + 1) / panel_shares);
+/* Tiles [t0, t1) of rows times panels [p0, p1). shared: the tiles packed already, or NULL. */
+static void share(const linear_t *l, const source_t *x, const target_t *y, tiling_t tiling, int64_t t0, int64_t t1,
+                  int64_t p0, int64_t p1, int64_t row0, char *shared) {
+  const int64_t tile_bytes = (packed_bytes(l, MR, l->k) + 63) / 64 * 64;
+  int64_t block = CACHED_X / tile_bytes;
+  block = block < 1 ? 1 : block > BLOCK_ROWS / MR ? BLOCK_ROWS / MR : block;
+  const int64_t widest_tile = 1 << widest(tile_height(tiling, tiling.count - 1), 8);
+  const int64_t group = widest_tile > 2 ? widest_tile : 2, cstride = group * PANEL;
+  for (int64_t b0 = t0; b0 < t1; b0 += block) {
+    const int64_t b1 = t1 - b0 < block ? t1 : b0 + block, first = tile_start(tiling, b0);
+    const int64_t rows = tile_start(tiling, b1 - 1) + tile_height(tiling, b1 - 1) - first;
+    const char *packed[BLOCK_ROWS / MR];
+    const int plain = rows == 1 && !is_int(l) && x->type == DT_F32 && !x->norm;
+    char *room = thread_scratch(SCRATCH_X, (size_t)(shared ? 0 : (b1 - b0) * tile_bytes) + (size_t)(rows * cstride) * 4);
+    float *c = (float *)room;
+    room += rows * cstride * 4;
+    for (int64_t i = b0; i < b1; i++) {
+      packed[i - b0] = shared ? shared + i * tile_bytes : room + (i - b0) * tile_bytes;
+      if (plain)
+        packed[0] = (const char *)((const float *)x->x + (row0 + first) * x->stride);
+      else if (!shared)
+        pack_tile(l, x, row0 + tile_start(tiling, i), tile_height(tiling, i), room + (i - b0) * tile_bytes);
+    }
+    for (int64_t p = p0; p < p1; p += group) {
+      const int64_t count = p1 - p < group ? p1 - p : group;
+      multiply(l, tiling, b0, b1, packed, p, count, c, cstride);
+      store_panels(l, y, c, cstride, p, count, row0 + first, rows);
+    }
   }
+}
+
+/* Rows that are packed, shared, and multiplied at once. */
+static int64_t super_rows(const linear_t *l) {
+  const int64_t rows = SUPER_BYTES / (l->k * 4) / BLOCK_ROWS * BLOCK_ROWS;
+  return rows < BLOCK_ROWS ? BLOCK_ROWS : rows;
+}
+
+static int packs_together(const linear_t *l, int64_t rows, int64_t threads) {
+  return threads > 1 && rows * l->k > SHARED_WORK;
+}
+
+size_t linear_shared_bytes(const linear_t *l, int64_t rows) {
+  const int64_t most = super_rows(l), some = rows < most ? rows : most;
+  return (size_t)(((some + MR - 1) / MR) * ((packed_bytes(l, MR, l->k) + 63) / 64 * 64));
+}
+
+void linear_team(const linear_t *l, const source_t *x, int64_t rows, const target_t *y, void *shared) {
+  const int64_t threads = omp_get_num_threads(), me = omp_get_thread_num(), unit = l->paired ? 2 : 1;
+  const int64_t units = packed_panels(l) / unit, most = super_rows(l);
+  const int64_t tile_bytes = (packed_bytes(l, MR, l->k) + 63) / 64 * 64;
+  for (int64_t row0 = 0; row0 < rows; row0 += most) {
+    const tiling_t tiling = cut_rows(rows - row0 < most ? rows - row0 : most);
+    const int together = packs_together(l, tiling.rows, threads);
+    if (together) {
+#pragma omp for schedule(static)
+      for (int64_t i = 0; i < tiling.count; i++)
+        pack_tile(l, x, row0 + tile_start(tiling, i), tile_height(tiling, i), (char *)shared + i * tile_bytes);
+    }
+    int64_t row_shares = 1; /* split rows too when there are few panels a thread */
+    while (units * row_shares < 8 * threads && 2 * row_shares <= threads && tiling.count >= 2 * row_shares)
+      row_shares *= 2;
+    const int64_t panel_shares = threads / row_shares, a = me / panel_shares, b = me % panel_shares;
+    if (a < row_shares)
+      share(l, x, y, tiling, tiling.count * a / row_shares, tiling.count * (a + 1) / row_shares,
+            units * b / panel_shares * unit, units * (b + 1) / panel_shares * unit, row0, together ? shared : NULL);
 #pragma omp barrier
+  }
 }
 
 /* Work below this many multiply-adds is not worth waking threads for. */
@@ -208,7 +244,10 @@ void linear_team(const linear_t *l, const void *x, int xtype, int64_t xstride, i
 
 EXPORT void octavo_linear(const linear_t *l, const void *x, int64_t xtype, int64_t xstride, int64_t rows,
                           void *y, int64_t ytype, int64_t ystride, int64_t threads) {
+  const source_t source = {x, xtype, xstride, NULL, 0};
+  const target_t target = {y, ytype, ystride, 0, ACT_NONE};
   const int team = rows * l->n * l->k < SMALL_WORK ? 1 : (int)threads;
+  void *shared = packs_together(l, rows, team) ? thread_scratch(SCRATCH_SHARED, linear_shared_bytes(l, rows)) : NULL;
 #pragma omp parallel num_threads(team)
-  linear_team(l, x, (int)xtype, xstride, rows, y, (int)ytype, ystride);
+  linear_team(l, &source, rows, &target, shared);
 }

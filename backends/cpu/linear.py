@@ -22,19 +22,28 @@ _FLOAT_KINDS = {torch.float32: native.W_F32, torch.bfloat16: native.W_BF16}
 
 
 class PackedWeight:
-    """A matrix [O, I] in the kernels' layout, and its bias. `address` is of its `linear_t`, valid
-    while this object lives."""
+    """A matrix [O, I] in the kernels' layout, and its bias. paired: its outputs are two halves that
+    an activation joins. `address` is of its `linear_t`, valid while this object lives."""
 
-    def __init__(self, library: Any, kind: int, in_features: int, out_features: int) -> None:
-        self.library, self.kind = library, kind
+    def __init__(
+        self,
+        library: Any,
+        kind: int,
+        in_features: int,
+        out_features: int,
+        *,
+        paired: bool = False,
+    ) -> None:
+        self.library, self.kind, self.paired = library, kind, paired
         self.in_features, self.out_features = in_features, out_features
-        padded = -(-out_features // 16) * 16
-        size = library.octavo_packed_bytes(kind, in_features, out_features)
+        parts = 2 if paired else 1
+        self._padded = -(-out_features // parts // 16) * 16 * parts
+        size = library.octavo_packed_bytes(kind, in_features, out_features, paired)
         self.storage = native.aligned(size)
-        self.scale = native.aligned(padded, torch.float32) if kind == native.W_I8 else None
+        self.scale = native.aligned(self._padded, torch.float32) if kind == native.W_I8 else None
         self.bias: torch.Tensor | None = None
         self._struct = native.LinearStruct(
-            in_features, out_features, kind, self.storage.data_ptr(), None, None
+            in_features, out_features, kind, paired, self.storage.data_ptr(), None, None
         )
         if self.scale is not None:
             self._struct.scale = self.scale.data_ptr()
@@ -58,9 +67,10 @@ class PackedWeight:
     def set_bias(self, first: int, bias: torch.Tensor) -> None:
         """Take the bias of outputs `first` on; others are zero until they come."""
         if self.bias is None:
-            self.bias = native.aligned(-(-self.out_features // 16) * 16, torch.float32)
+            self.bias = native.aligned(self._padded, torch.float32)
             self._struct.bias = self.bias.data_ptr()
-        self.bias[first : first + len(bias)] = bias
+        bias = bias.float().contiguous()
+        self.library.octavo_pack_bias(self.address, first, len(bias), bias.data_ptr())
 
     def rows(self, index: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """[n, I]: the weights of the outputs int64[n], as the kernels use them."""
@@ -117,7 +127,9 @@ class PackedLinear(nn.Module):
     ) -> None:
         super().__init__()
         self.prefix, self.in_features, self.out_features = prefix, in_features, out_features
-        self.packed = PackedWeight(library, kind, in_features, sum(out_features))
+        # Gate and up of a gated layer: a native caller may apply the activation while it stores.
+        paired = len(out_features) == 2 and out_features[0] == out_features[1]
+        self.packed = PackedWeight(library, kind, in_features, sum(out_features), paired=paired)
         self.handle = next(_handles)
         _weights[self.handle] = self.packed
         self._has_bias = bias

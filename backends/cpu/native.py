@@ -40,6 +40,7 @@ class LinearStruct(ctypes.Structure):
         ("k", c_int64),
         ("n", c_int64),
         ("kind", c_int64),
+        ("paired", c_int64),
         ("w", c_void_p),
         ("scale", c_void_p),
         ("bias", c_void_p),
@@ -54,7 +55,8 @@ class AttentionStruct(ctypes.Structure):
         *((name, c_int64) for name in ("rope_dim", "rope_interleaved", "kv_type")),
         ("scale", c_double),
         ("soft_cap", c_double),
-        ("cos_sin", c_void_p),
+        ("norm_eps", c_double),
+        *((name, c_void_p) for name in ("cos_sin", "q_norm", "k_norm")),
         ("k", c_void_p),
         ("v", c_void_p),
         *((name, c_int64) for name in ("k_block", "k_token", "k_head")),
@@ -71,12 +73,36 @@ class BatchStruct(ctypes.Structure):
     ]
 
 
+class LayerStruct(ctypes.Structure):
+    """`layer_t` of decoder.c."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("attention_norm", "mlp_norm")),
+        *((name, c_void_p) for name in ("qkv", "o", "gate_up", "down", "attention", "plan")),
+    ]
+
+
+class DecoderStruct(ctypes.Structure):
+    """`decoder_t` of decoder.c."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("layers", "hidden", "inner", "vocab")),
+        *((name, c_int64) for name in ("embedding_type", "activation")),
+        ("eps", c_double),
+        *((name, c_void_p) for name in ("layer", "norm", "embedding")),
+    ]
+
+
+ACTIVATIONS = {"silu": 1, "gelu": 2, "gelu_tanh": 3}
+"""Activations of gated layers as the kernels number them."""
+
 HEAD_MOST = 512
 """Values of a head that the attention kernels take, `HEAD_MOST` of attention.h."""
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "octavo_isa": (c_char_p, ()),
-    "octavo_packed_bytes": (c_int64, (c_int64,) * 3),
+    "octavo_packed_bytes": (c_int64, (c_int64,) * 4),
+    "octavo_pack_bias": (None, (c_void_p, c_int64, c_int64, c_void_p)),
     "octavo_pack": (
         None,
         (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_int64),
@@ -96,6 +122,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
             c_int64,
         ),
     ),
+    "octavo_decoder": (None, (*(c_void_p,) * 4, c_int64)),
     "octavo_linear": (
         None,
         (

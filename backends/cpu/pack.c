@@ -44,17 +44,6 @@ static float from_f16(uint16_t h) {
   return float_of((rest >= 0x7c00 ? 0x7f800000u | rest << 13 : (rest << 13) + 0x38000000u) | sign);
 }
 
-/* Nearest even; too large becomes the largest finite. */
-static uint16_t to_f16(float a) {
-  const uint16_t sign = (uint16_t)(bits_of(a) >> 16 & 0x8000);
-  const float size = fabsf(a);
-  if (size >= 65504.0f) return sign | 0x7bff;
-  if (size < 0x1p-14f) return sign | (uint16_t)nearbyintf(size * 0x1p24f);
-  uint32_t b = bits_of(size);
-  b += 0xfff + (b >> 13 & 1);
-  return sign | (uint16_t)((b - 0x38000000u) >> 13);
-}
-
 static uint16_t to_bf16(float a) {
   const uint32_t b = bits_of(a);
   if (a != a) return (uint16_t)(b >> 16 | 0x40);
@@ -70,67 +59,80 @@ static void read_row(float *to, const void *from, int64_t type, int64_t at, int6
 
 /* ---- rounding to 4 bits --------------------------------------------------------------------------- */
 
-typedef struct {
-  uint16_t d, m; /* float16 */
-  uint8_t q[GROUP];
-  float error; /* sum of squares */
-} group4_t;
+/* 32 weights of LANES outputs, side by side: w[i] holds weight i of every output. */
+typedef struct { vf w[GROUP]; } block_t;
 
-/* Levels and error of a group for a given scale and minimum, as float16 will hold them. */
-static void round_group(const float *x, float scale, float minimum, group4_t *g) {
-  g->d = to_f16(scale), g->m = to_f16(minimum);
-  const float d = from_f16(g->d), m = from_f16(g->m), inverse = d > 0 ? 1.0f / d : 0.0f;
-  g->error = 0;
-  for (int i = 0; i < GROUP; i++) {
-    float level = nearbyintf((x[i] - m) * inverse);
-    level = level < 0 ? 0 : level > 15 ? 15 : level;
-    g->q[i] = (uint8_t)level;
-    const float off = d * level + m - x[i];
-    g->error += off * off;
-  }
+/* A try at scale d and minimum m (as float16 holds them): its squared error, and the sums that the
+ * least-squares fit of its levels needs. */
+typedef struct { vf d, m, error, q, qq, qx; } fit_t;
+
+static vf as_f16(vf a) {
+  uint16_t half[LANES];
+  vf_store_f16(half, a);
+  return vf_load_f16(half);
 }
 
-/* The scale and minimum that fit the levels of `g` best (linear least squares). */
-static int refit(const float *x, const group4_t *g, float *scale, float *minimum) {
-  float n = GROUP, sq = 0, sqq = 0, sx = 0, sqx = 0;
-  for (int i = 0; i < GROUP; i++) {
-    const float q = g->q[i];
-    sq += q, sqq += q * q, sx += x[i], sqx += q * x[i];
-  }
-  const float det = n * sqq - sq * sq;
-  if (det <= 0) return 0;
-  *scale = (n * sqx - sq * sx) / det;
-  *minimum = (sx - *scale * sq) / n;
-  return *scale > 0;
+static vf level(vf x, vf m, vf inverse) {
+  return vf_min(vf_max(vf_round(vf_mul(vf_sub(x, m), inverse)), vf_set(0.0f)), vf_set(15.0f));
 }
 
-#define SHRINKS 12
+static vf inverse_of(vf d) { /* 0 for 0 */
+  return vf_less(vf_set(0.0f), d, vf_div(vf_set(1.0f), d), vf_set(0.0f));
+}
 
-/* 32 weights to levels 0 to 15: several ranges, from the full one down to about half, each refitted
- * to its own levels; the least squared error wins, the widest range on ties. */
-static void quantize4(const float *x, group4_t *best) {
-  float low = x[0], high = x[0];
-  for (int i = 1; i < GROUP; i++) low = fminf(low, x[i]), high = fmaxf(high, x[i]);
-  round_group(x, (high - low) / 15.0f, low, best);
-  for (int s = 0; s < SHRINKS && best->error > 0; s++) {
-    group4_t g;
-    const float part = 1.0f - 0.04f * (float)s, middle = 0.5f * (high + low), half = 0.5f * (high - low) * part;
-    round_group(x, 2.0f * half / 15.0f, middle - half, &g);
-    if (g.error < best->error) *best = g;
+static fit_t try_fit(const block_t *b, vf scale, vf minimum) {
+  const vf zero = vf_set(0.0f);
+  fit_t f = {as_f16(scale), as_f16(minimum), zero, zero, zero, zero};
+  const vf inverse = inverse_of(f.d);
+  for (int i = 0; i < GROUP; i++) {
+    const vf x = b->w[i], q = level(x, f.m, inverse), off = vf_sub(vf_fma(f.d, q, f.m), x);
+    f.error = vf_fma(off, off, f.error);
+    f.q = vf_add(f.q, q), f.qq = vf_fma(q, q, f.qq), f.qx = vf_fma(q, x, f.qx);
+  }
+  return f;
+}
+
+static void keep_better(fit_t *best, const fit_t *f) {
+  const vf old = best->error;
+  best->d = vf_less(f->error, old, f->d, best->d);
+  best->m = vf_less(f->error, old, f->m, best->m);
+  best->error = vf_less(f->error, old, f->error, old);
+}
+
+/* Ranges tried, as parts of the full one. */
+static const float RANGES[] = {1.0f, 0.94f, 0.88f, 0.82f, 0.74f, 0.66f};
+
+/* Scale and minimum of LANES outputs: several ranges about the middle, each refitted twice to its own
+ * levels by least squares; the least squared error wins, the widest range on ties. Weights that were
+ * 4-bit before keep their levels. */
+static fit_t quantize4(const block_t *b) {
+  const vf zero = vf_set(0.0f), n = vf_set(GROUP);
+  vf low = b->w[0], high = low, sum = zero;
+  for (int i = 0; i < GROUP; i++)
+    low = vf_min(b->w[i], low), high = vf_max(b->w[i], high), sum = vf_add(sum, b->w[i]);
+  const vf range = vf_sub(high, low);
+  fit_t best = try_fit(b, vf_mul(range, vf_set(1.0f / 15.0f)), low);
+  for (size_t s = 0; s < sizeof RANGES / sizeof *RANGES; s++) {
+    const vf wide = vf_mul(range, vf_set(RANGES[s]));
+    fit_t f = try_fit(b, vf_mul(wide, vf_set(1.0f / 15.0f)), vf_mul(vf_set(0.5f), vf_sub(vf_add(high, low), wide)));
     for (int again = 0; again < 2; again++) {
-      float scale, minimum;
-      if (!refit(x, &g, &scale, &minimum)) break;
-      round_group(x, scale, minimum, &g);
-      if (g.error < best->error) *best = g;
+      const vf det = vf_sub(vf_mul(n, f.qq), vf_mul(f.q, f.q));
+      vf scale = vf_mul(vf_sub(vf_mul(n, f.qx), vf_mul(f.q, sum)), inverse_of(det));
+      scale = vf_less(zero, scale, scale, f.d);
+      f = try_fit(b, scale, vf_mul(vf_sub(sum, vf_mul(scale, f.q)), vf_set(1.0f / GROUP)));
+      keep_better(&best, &f);
     }
   }
+  return best;
 }
 
 /* ---- packing ------------------------------------------------------------------------------------------ */
 
 /* Bytes of the packed weight. */
-EXPORT int64_t octavo_packed_bytes(int64_t kind, int64_t k, int64_t n) {
-  const int64_t panels = (n + PANEL - 1) / PANEL, groups = (k + GROUP - 1) / GROUP;
+EXPORT int64_t octavo_packed_bytes(int64_t kind, int64_t k, int64_t n, int64_t paired) {
+  const int64_t groups = (k + GROUP - 1) / GROUP;
+  const linear_t shape = {.n = n, .paired = paired};
+  const int64_t panels = packed_panels(&shape);
   switch (kind) {
     case W_F32: return panels * k * PANEL * 4;
     case W_BF16: return panels * k * PANEL * 2;
@@ -139,37 +141,68 @@ EXPORT int64_t octavo_packed_bytes(int64_t kind, int64_t k, int64_t n) {
   }
 }
 
+/* Functions below take an output's place in the packed order, see packed_place. */
 static uint8_t *group_at(const linear_t *l, int64_t n, int64_t k) {
   const int64_t groups = (l->k + GROUP - 1) / GROUP, size = l->kind == W_I8 ? I8_BYTES : I4_BYTES;
   return (uint8_t *)l->w + (n / PANEL * groups + k / GROUP) * size;
 }
 
-static void pack_output(const linear_t *l, int64_t n, const float *row) {
-  const int64_t k = l->k, lane = n % PANEL, padded = (k + GROUP - 1) / GROUP * GROUP;
-  if (l->kind == W_F32) {
-    float *w = (float *)l->w + n / PANEL * k * PANEL + lane;
-    for (int64_t i = 0; i < k; i++) w[i * PANEL] = row[i];
-  } else if (l->kind == W_BF16) {
-    uint16_t *w = (uint16_t *)l->w + n / PANEL * k * PANEL + lane;
-    for (int64_t i = 0; i < k; i++) w[i * PANEL] = to_bf16(row[i]);
-  } else if (l->kind == W_I8) {
-    float most = 0;
-    for (int64_t i = 0; i < k; i++) most = fmaxf(most, fabsf(row[i]));
-    const float inverse = most > 1e-30f ? 127.0f / most : 0.0f;
-    ((float *)l->scale)[n] = most / 127.0f;
-    for (int64_t i = 0; i < padded; i++)
-      group_at(l, n, i)[(i % GROUP / 4 * PANEL + lane) * 4 + i % 4] =
-          (uint8_t)((int32_t)nearbyintf(row[i] * inverse) + I8_OFFSET);
-  } else {
-    for (int64_t i = 0; i < padded; i += GROUP) {
-      group4_t g;
-      quantize4(row + i, &g);
-      uint8_t *at = group_at(l, n, i), *q = at + 4 * PANEL;
-      memcpy(at + 2 * lane, &g.d, 2);
-      memcpy(at + 2 * PANEL + 2 * lane, &g.m, 2);
-      for (int j = 0; j < GROUP; j += 8)
-        for (int b = 0; b < 4; b++)
-          q[(j / 8 * PANEL + lane) * 4 + b] = (uint8_t)(g.q[j + b] | g.q[j + 4 + b] << 4);
+static void pack_float(const linear_t *l, int64_t place, const float *row) {
+  const int64_t at = place / PANEL * l->k * PANEL + place % PANEL;
+  if (l->kind == W_F32)
+    for (int64_t i = 0; i < l->k; i++) ((float *)l->w)[at + i * PANEL] = row[i];
+  else
+    for (int64_t i = 0; i < l->k; i++) ((uint16_t *)l->w)[at + i * PANEL] = to_bf16(row[i]);
+}
+
+/* row: padded with zeros to whole groups. */
+static void pack_int8(const linear_t *l, int64_t place, const float *row) {
+  const int64_t lane = place % PANEL;
+  vf most = vf_set(0.0f);
+  for (int64_t i = 0; i < l->k; i += LANES) {
+    const vf a = vf_load(row + i);
+    most = vf_max(vf_max(a, vf_sub(vf_set(0.0f), a)), most);
+  }
+  float lanes[LANES], top = 0;
+  vf_store(lanes, most);
+  for (int i = 0; i < LANES; i++) top = lanes[i] > top ? lanes[i] : top;
+  ((float *)l->scale)[place] = top / 127.0f;
+  const vf inverse = vf_set(top > 1e-30f ? 127.0f / top : 0.0f);
+  for (int64_t k = 0; k < l->k; k += GROUP) {
+    uint8_t *group = group_at(l, place, k);
+    for (int i = 0; i < GROUP; i += LANES) {
+      int32_t q[LANES];
+      const vi v = vf_to_int(vf_mul(vf_load(row + k + i), inverse));
+      memcpy(q, &v, sizeof v);
+      for (int j = 0; j < LANES; j++)
+        group[((i + j) / 4 * PANEL + lane) * 4 + (i + j) % 4] = (uint8_t)(q[j] + I8_OFFSET);
+    }
+  }
+}
+
+/* LANES outputs from `place` on, whose rows are `stride` floats apart; only those in `mask`. */
+static void pack_int4(const linear_t *l, int64_t place, const float *rows, int64_t stride, uint32_t mask) {
+  for (int64_t k = 0; k < l->k; k += GROUP) {
+    block_t b;
+    float lanes[LANES], q[GROUP][LANES];
+    uint16_t d[LANES], m[LANES];
+    for (int i = 0; i < GROUP; i++) {
+      for (int j = 0; j < LANES; j++) lanes[j] = rows[j * stride + k + i];
+      b.w[i] = vf_load(lanes);
+    }
+    const fit_t f = quantize4(&b);
+    const vf inverse = inverse_of(f.d);
+    vf_store_f16(d, f.d), vf_store_f16(m, f.m);
+    for (int i = 0; i < GROUP; i++) vf_store(q[i], level(b.w[i], f.m, inverse));
+    uint8_t *group = group_at(l, place, k);
+    for (int j = 0; j < LANES; j++) {
+      const int64_t lane = place % PANEL + j;
+      if (!(mask >> j & 1)) continue;
+      memcpy(group + 2 * lane, d + j, 2);
+      memcpy(group + 2 * PANEL + 2 * lane, m + j, 2);
+      for (int i = 0; i < GROUP; i += 8)
+        for (int c = 0; c < 4; c++)
+          group[4 * PANEL + (i / 8 * PANEL + lane) * 4 + c] = (uint8_t)((int)q[i + c][j] | (int)q[i + 4 + c][j] << 4);
     }
   }
 }
@@ -178,20 +211,32 @@ static void pack_output(const linear_t *l, int64_t n, const float *row) {
  * packed weight and scales start as zeros. */
 EXPORT void octavo_pack(const linear_t *l, int64_t n0, int64_t count, const void *from, int64_t type,
                         int64_t stride, int64_t threads) {
-  const int64_t padded = (l->k + GROUP - 1) / GROUP * GROUP;
+  const int64_t padded = (l->k + GROUP - 1) / GROUP * GROUP, half = l->paired ? l->n / 2 : l->n;
 #pragma omp parallel num_threads((int)threads)
   {
-    float *row = thread_scratch(SCRATCH_X, (size_t)padded * sizeof(float));
-    memset(row, 0, (size_t)padded * sizeof(float));
-    /* whole panels to a thread, so that no two write into one cache line */
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t p = n0 / PANEL; p <= (n0 + count - 1) / PANEL; p++)
-      for (int64_t n = p * PANEL; n < (p + 1) * PANEL; n++)
-        if (n >= n0 && n < n0 + count) {
-          read_row(row, from, type, (n - n0) * stride, l->k);
-          pack_output(l, n, row);
-        }
+    float *rows = thread_scratch(SCRATCH_ROW, (size_t)(LANES * padded) * sizeof(float));
+    memset(rows, 0, (size_t)(LANES * padded) * sizeof(float));
+    /* LANES outputs at a time, aligned to their places; a half begins a new panel */
+#pragma omp for schedule(dynamic, 4)
+    for (int64_t chunk = 0; chunk < (half + LANES - 1) / LANES * (l->n / half); chunk++) {
+      const int64_t first = chunk / ((half + LANES - 1) / LANES) * half + chunk % ((half + LANES - 1) / LANES) * LANES;
+      uint32_t mask = 0;
+      for (int64_t j = 0; j < LANES && first % half + j < half; j++) {
+        const int64_t n = first + j;
+        if (n < n0 || n >= n0 + count) continue;
+        mask |= 1u << j;
+        read_row(rows + j * padded, from, type, (n - n0) * stride, l->k);
+        if (l->kind == W_F32 || l->kind == W_BF16) pack_float(l, packed_place(l, n), rows + j * padded);
+        if (l->kind == W_I8) pack_int8(l, packed_place(l, n), rows + j * padded);
+      }
+      if (l->kind == W_I4 && mask) pack_int4(l, packed_place(l, first), rows, padded, mask);
+    }
   }
+}
+
+/* Bias of the outputs [n0, n0 + count). */
+EXPORT void octavo_pack_bias(const linear_t *l, int64_t n0, int64_t count, const float *from) {
+  for (int64_t i = 0; i < count; i++) ((float *)l->bias)[packed_place(l, n0 + i)] = from[i];
 }
 
 /* One weight as the kernels use it. */
@@ -218,7 +263,7 @@ EXPORT void octavo_unpack(const linear_t *l, const int64_t *rows, int64_t count,
 #pragma omp parallel for num_threads((int)threads) schedule(static) if (count > 4)
   for (int64_t i = 0; i < count; i++)
     for (int64_t k = 0; k < l->k; k++) {
-      const float a = rows[i] >= 0 && rows[i] < l->n ? weight(l, rows[i], k) : 0.0f;
+      const float a = rows[i] >= 0 && rows[i] < l->n ? weight(l, packed_place(l, rows[i]), k) : 0.0f;
       if (type == DT_F32)
         ((float *)to)[i * l->k + k] = a;
       else
