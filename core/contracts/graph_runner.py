@@ -6,10 +6,11 @@ Runs in the worker, on the worker's thread.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from octavo.core.contracts.attention_backend import AttentionBackend, AttentionLayer
 from octavo.core.contracts.provider import Provider, hookspec
 
 if TYPE_CHECKING:
@@ -23,7 +24,9 @@ ForwardFn = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 class GraphRunnerContext:
     """forward: the model's eager forward pass, reading attention metadata that the core has
     planned. model: its module, for runners that compile parts of it. graph_support: of the chosen
-    attention backend."""
+    attention backend. attention_layers(): every layer's backend, which has planned the batch when
+    `GraphRunner.forward` runs, and its place in the KV pool, in layer order; the same object until
+    the pool is allocated anew."""
 
     forward: ForwardFn
     model: torch.nn.Module
@@ -31,6 +34,7 @@ class GraphRunnerContext:
     graph_support: str
     max_num_seqs: int
     max_num_batched_tokens: int
+    attention_layers: Callable[[], Sequence[tuple[AttentionBackend, AttentionLayer]]] = tuple
 
 
 class GraphRunner(ABC):

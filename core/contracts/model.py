@@ -65,6 +65,39 @@ unrotated; rope, KV write and attention happen inside."""
 
 
 @dataclass(frozen=True)
+class DecoderLayerSpec:
+    """One pre-norm residual layer as `DecoderSpec` describes it. Weights of norms are [E], those of
+    q_norm and k_norm (heads normalized before rope, or None) are [D]. qkv, o, gate_up and down are
+    layers made by the quantization method; gate_up's two halves are the gate and what it gates."""
+
+    attention_norm: torch.Tensor
+    qkv: torch.nn.Module
+    o: torch.nn.Module
+    mlp_norm: torch.Tensor
+    gate_up: torch.nn.Module
+    down: torch.nn.Module
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """A model that is nothing but Llama's decoder, for a graph runner that computes it whole:
+
+        x = embedding[token_ids]
+        x += o(attention(qkv(norm(x))));  x += down(activation(gate) * up)   for each layer
+        hidden = norm(x)
+
+    with RMSNorm. embedding: [V, E]. norm: [E]. activation: `silu`, `gelu` or `gelu_tanh`."""
+
+    embedding: torch.Tensor
+    layers: tuple[DecoderLayerSpec, ...]
+    norm: torch.Tensor
+    norm_eps: float
+    activation: str
+
+
+@dataclass(frozen=True)
 class ModelContext:
     """config: the model's config.json as a mapping. dtype: `torch.dtype` of activations. device:
     where parameters live. max_model_len: tokens. quantization: makes linear layers.
@@ -101,6 +134,11 @@ class CausalLM(ABC):
     @abstractmethod
     def kv_specs(self) -> list[KVSpec]:
         """One a layer, in layer order."""
+
+    def decoder_spec(self) -> DecoderSpec | None:
+        """The model's parts when `forward` is exactly what `DecoderSpec` describes, else None. Asked
+        for after the weights were loaded."""
+        return None
 
 
 class Spec:

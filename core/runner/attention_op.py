@@ -51,6 +51,7 @@ class AttentionOp:
     def __init__(self) -> None:
         self.layers: dict[int, _Layer] = {}
         self._backends: list[tuple[int, AttentionBackend]] = []
+        self._bound: tuple[tuple[AttentionBackend, AttentionLayer], ...] = ()
         self._tables: dict[tuple[int, bool], RopeTable] = {}
         self._step = _Step()
 
@@ -98,6 +99,15 @@ class AttentionOp:
             entry = self.layers[cache.spec.layer]
             entry.backend = by_group[cache.spec.group]
             entry.cache = AttentionLayer(entry.layer, entry.spec, cache.k, cache.v, entry.cos_sin)
+        self._bound = tuple(
+            (entry.backend, entry.cache)
+            for _, entry in sorted(self.layers.items())
+            if entry.backend is not None and entry.cache is not None
+        )
+
+    def bound(self) -> tuple[tuple[AttentionBackend, AttentionLayer], ...]:
+        """Backend and cache of every layer, in layer order; a new tuple after each `bind`."""
+        return self._bound
 
     def unbind(self) -> None:
         """Let go of the caches, so that their memory is free before another pool is made."""
@@ -116,6 +126,7 @@ class AttentionOp:
         for entry in self.layers.values():
             _table.pop(entry.handle, None)
         self.layers.clear()
+        self._bound = ()
 
     def _run(
         self,

@@ -131,6 +131,7 @@ class ModelRunner(Worker):
                 ),
                 max_num_seqs=settings.max_num_seqs,
                 max_num_batched_tokens=max_tokens or profile.CUDA_BUDGET,
+                attention_layers=self._attention.bound,
             )
         )
 

@@ -16,7 +16,13 @@ from torch import nn
 from torch.nn import functional
 
 from octavo.core.contracts import NoOptions
-from octavo.core.contracts.model import CausalLM, KVSpec, ModelContext
+from octavo.core.contracts.model import (
+    CausalLM,
+    DecoderLayerSpec,
+    DecoderSpec,
+    KVSpec,
+    ModelContext,
+)
 from octavo.core.errors import WeightError
 from octavo.models.families.config import DecoderConfig, decoder_config, tensor_shapes
 from octavo.models.layers.attention import SelfAttention
@@ -63,6 +69,20 @@ class DecoderLayer(nn.Module):
             config.intermediate_size,
             config.mlp_bias,
             context.quantization,
+        )
+
+    def spec(self) -> DecoderLayerSpec:
+        """The layer's parts."""
+        norm, heads = self.attention.qk_norm, self.attention.parts[0]
+        return DecoderLayerSpec(
+            attention_norm=self.attention_norm.weight,
+            qkv=self.attention.qkv,
+            o=self.attention.o,
+            mlp_norm=self.mlp_norm.weight,
+            gate_up=self.mlp.gate_up,
+            down=self.mlp.down,
+            q_norm=None if norm is None else norm.weight[0],
+            k_norm=None if norm is None else norm.weight[heads],
         )
 
     def forward(self, residual: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -123,6 +143,15 @@ class Decoder(nn.Module, CausalLM):
             )
             for layer, spec in enumerate(specs)
         ]
+
+    def decoder_spec(self) -> DecoderSpec:
+        return DecoderSpec(
+            embedding=self.embedding,
+            layers=tuple(layer.spec() for layer in self.layers),
+            norm=self.norm.weight,
+            norm_eps=self.config.rms_norm_eps,
+            activation="silu",
+        )
 
     def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         shapes, loaders = tensor_shapes(self.config), self._loaders()
