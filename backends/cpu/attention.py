@@ -51,8 +51,8 @@ class BatchPlan:
 
 
 class CpuAttention(AttentionBackend):
-    """`batch` is the planned batch's `batch_t`; `layer_struct` and `plan_of` give the rest of what
-    a native caller of the kernels needs."""
+    """`batch_address` is of the planned batch's `batch_t`; with it, `layer_struct` and
+    `plan_address` give a native caller of the kernels all it needs."""
 
     fuses_rope = True
 
@@ -67,7 +67,7 @@ class CpuAttention(AttentionBackend):
         self._plans = {spec: BatchPlan(self._library, spec) for spec in context.specs}
         self._layers: dict[int, tuple[AttentionLayer, native.AttentionStruct]] = {}
         self.batch = native.BatchStruct(block_size=context.block_size)
-        self._batch_address = ctypes.addressof(self.batch)
+        self.batch_address = ctypes.addressof(self.batch)
         self._planned: AttentionBatch | None = None
         self._threads = 1
 
@@ -99,7 +99,7 @@ class CpuAttention(AttentionBackend):
         native.fill_batch(self.batch, batch)
         self._threads = torch.get_num_threads()
         for plan in self._plans.values():
-            plan.make(self._batch_address, self._threads)
+            plan.make(self.batch_address, self._threads)
 
     def run(
         self,
@@ -112,7 +112,7 @@ class CpuAttention(AttentionBackend):
         q, k, v = _dense(q), _dense(k), _dense(v)
         self._library.octavo_attention(
             ctypes.addressof(self.layer_struct(layer)),
-            self._batch_address,
+            self.batch_address,
             self._plans[layer.spec].address,
             q.data_ptr(),
             q.stride(0),
@@ -126,7 +126,7 @@ class CpuAttention(AttentionBackend):
             self._threads,
         )
 
-    def plan_of(self, spec: AttentionSpec) -> int:
+    def plan_address(self, spec: AttentionSpec) -> int:
         """Address of the planned batch's `plan_t` for layers of this spec."""
         address: int = self._plans[spec].address
         return address

@@ -186,6 +186,11 @@ def attention_struct(layer: AttentionLayer) -> AttentionStruct:
     )
 
 
+def copy_of(struct: AttentionStruct) -> AttentionStruct:
+    """A structure with the same values."""
+    return AttentionStruct.from_buffer_copy(struct)
+
+
 def fill_batch(struct: BatchStruct, batch: AttentionBatch) -> None:
     """Point a `batch_t` at a step's tensors, which must outlive its use."""
     table = batch.block_table

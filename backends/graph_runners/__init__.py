@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.core.contracts import Provider
+from octavo.core.contracts import Provider, Requirement
 
 PROVIDERS: list[Provider[Any]] = [
     Provider(
         name="eager",
         factory="octavo.backends.graph_runners.eager:EagerRunner",
         summary="Runs the model's forward pass as it is written.",
+    ),
+    Provider(
+        name="native",
+        factory="octavo.backends.cpu.decoder:NativeDecoder",
+        requires=(Requirement(devices=("cpu",)),),
+        probe="octavo.backends.cpu.build:probe",
+        rank=-1,
+        summary="A whole decoder in one call of the native CPU kernels; needs packed weights and "
+        "attention backend cpu.",
     ),
 ]

@@ -1,0 +1,148 @@
+"""Graph runner `native`: a whole decoder in one call of the CPU kernels.
+
+Takes a model that describes itself as a `DecoderSpec`, whose linear layers are packed (quantization
+`packed`, `int8` or `int4`) and whose attention backend is `cpu`.
+Legend: T tokens, E hidden size.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+
+from octavo.backends.cpu import native
+from octavo.backends.cpu.attention import CpuAttention
+from octavo.backends.cpu.linear import PackedLinear
+from octavo.core.contracts import NoOptions
+from octavo.core.contracts.attention_backend import AttentionBackend, AttentionLayer
+from octavo.core.contracts.graph_runner import GraphRunner, GraphRunnerContext
+from octavo.core.contracts.model import CausalLM, DecoderLayerSpec, DecoderSpec
+from octavo.core.errors import PluginUnavailable
+
+Bound = Sequence[tuple[AttentionBackend, AttentionLayer]]
+
+
+class NativeDecoder(GraphRunner):
+    """Hidden states are float32, and so is everything between embedding and final norm, whatever
+    the weights' type. A token's result has the same bits in any batch."""
+
+    def __init__(self, options: NoOptions, context: GraphRunnerContext) -> None:
+        model = context.model
+        spec = model.decoder_spec() if isinstance(model, CausalLM) else None
+        if spec is None:
+            raise PluginUnavailable(
+                f"graph runner native computes plain decoders, {type(model).__name__} is not one"
+            )
+        _check(spec)
+        self._spec, self._context = spec, context
+        self._library = native.kernels()
+        self._hidden_size = spec.embedding.shape[1]
+        self._kept: list[Any] = []
+        self._bound: Bound = ()
+        self._backends: list[CpuAttention] = []
+        self._layers = (native.LayerStruct * len(spec.layers))()
+        self._decoder = self._describe(spec)
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, num_decodes: int
+    ) -> torch.Tensor:
+        bound = self._context.attention_layers()
+        if bound is not self._bound:
+            self._bind(bound)
+        hidden = torch.empty(len(token_ids), self._hidden_size)
+        self._library.octavo_decoder(
+            ctypes.addressof(self._decoder),
+            token_ids.data_ptr(),
+            self._backends[0].batch_address,
+            hidden.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return hidden
+
+    # ---- structures that the kernels read --------------------------------------------------------
+
+    def _describe(self, spec: DecoderSpec) -> native.DecoderStruct:
+        for struct, layer in zip(self._layers, spec.layers, strict=True):
+            struct.attention_norm = self._floats(layer.attention_norm)
+            struct.mlp_norm = self._floats(layer.mlp_norm)
+            for name in ("qkv", "o", "gate_up", "down"):
+                setattr(struct, name, cast(PackedLinear, getattr(layer, name)).packed.address)
+        embedding = self._keep(spec.embedding.detach())
+        return native.DecoderStruct(
+            layers=len(spec.layers),
+            hidden=embedding.shape[1],
+            inner=cast(PackedLinear, spec.layers[0].down).in_features,
+            vocab=embedding.shape[0],
+            embedding_type=native.DTYPES[embedding.dtype],
+            activation=native.ACTIVATIONS[spec.activation],
+            eps=spec.norm_eps,
+            layer=ctypes.addressof(self._layers),
+            norm=self._floats(spec.norm),
+            embedding=embedding.data_ptr(),
+        )
+
+    def _bind(self, bound: Bound) -> None:
+        """Point at the pool that was just allocated."""
+        layers = self._spec.layers
+        if len(bound) != len(layers):
+            raise PluginUnavailable(
+                f"graph runner native: {len(layers)} layers, {len(bound)} of them with attention"
+            )
+        self._backends = []
+        for struct, layer, (backend, cache) in zip(self._layers, layers, bound, strict=True):
+            if not isinstance(backend, CpuAttention):
+                raise PluginUnavailable(
+                    "graph runner native needs attention backend cpu, this is "
+                    f"{type(backend).__name__}"
+                )
+            shape = backend.layer_struct(cache)
+            if layer.q_norm is not None and layer.k_norm is not None:
+                shape = native.copy_of(shape)
+                shape.q_norm, shape.k_norm = self._floats(layer.q_norm), self._floats(layer.k_norm)
+                shape.norm_eps = self._spec.norm_eps
+                self._kept.append(shape)
+            struct.attention = ctypes.addressof(shape)
+            struct.plan = backend.plan_address(cache.spec)
+            self._backends.append(backend)
+        if len(set(map(id, self._backends))) > 1:
+            raise PluginUnavailable("graph runner native computes models with one KV group")
+        self._bound = bound
+
+    def _floats(self, tensor: torch.Tensor) -> int:
+        """Address of a float32 copy that lives as long as this runner."""
+        return self._keep(tensor.detach().float().clone()).data_ptr()
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._kept.append(tensor)
+        return tensor
+
+
+def _check(spec: DecoderSpec) -> None:
+    """Refuse what the kernels do not compute."""
+    problem = None
+    if spec.embedding.dtype not in (torch.float32, torch.bfloat16):
+        problem = f"the embedding is {spec.embedding.dtype}"
+    elif spec.activation not in native.ACTIVATIONS:
+        problem = f"activation {spec.activation} is not among {', '.join(native.ACTIVATIONS)}"
+    elif not spec.embedding.is_contiguous():
+        problem = "the embedding is not contiguous"
+    for layer in spec.layers:
+        problem = problem or _layer_problem(layer)
+    if problem:
+        raise PluginUnavailable(f"graph runner native cannot compute this model: {problem}")
+
+
+def _layer_problem(layer: DecoderLayerSpec) -> str | None:
+    for name in ("qkv", "o", "gate_up", "down"):
+        part = getattr(layer, name)
+        if not isinstance(part, PackedLinear):
+            return (
+                f"{name} is {type(part).__name__}, expected a packed layer "
+                "(model.quantization: packed, int8 or int4)"
+            )
+    if not cast(PackedLinear, layer.gate_up).packed.paired:
+        return "gate and up have different sizes"
+    return None
