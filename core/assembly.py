@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.contracts.tokenizer import Tokenizer, TokenizerContext
-from octavo.core.errors import ModelNotFound
+from octavo.core.errors import ConfigError, ModelNotFound, PluginError
 from octavo.core.text.inputs import InputProcessor
 
 if TYPE_CHECKING:
@@ -37,6 +37,15 @@ def configure(
     from octavo.core.config.models import EngineConfig
     from octavo.core.registry import Registry
 
+    if isinstance(plugins, str) or not isinstance(plugins, Iterable):
+        raise PluginError(
+            f"plugins must be a list of classes, instances, modules or paths, got {plugins!r:.80}"
+        )
+    if not isinstance(config, str | os.PathLike | Mapping | EngineConfig | None):
+        raise ConfigError(
+            "config must be the path of a YAML file, a mapping or an EngineConfig, got "
+            f"{type(config).__name__}"
+        )
     flags = from_keywords(keywords or {})
     if model is not None:
         flags["model.source"] = model

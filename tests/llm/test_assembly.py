@@ -3,13 +3,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from octavo.core import assembly
 from octavo.core.config.models import EngineConfig
-from octavo.core.errors import ConfigError
+from octavo.core.errors import ConfigError, PluginError
 from octavo.core.llm import LLM
+from octavo.plugins.scheduler_policies.fcfs import FcfsPolicy
 
 
 def test_keywords_win_over_the_configuration(tmp_path: Path) -> None:
@@ -41,6 +43,17 @@ def test_mistakes_are_named() -> None:
         LLM("./a", max_modellen=3)
     with pytest.raises(ConfigError, match=r"model\.source"):
         LLM()
+
+
+@pytest.mark.parametrize("plugins", ["./my.py", 5, FcfsPolicy])
+def test_plugins_that_are_no_list_are_refused(plugins: Any) -> None:
+    with pytest.raises(PluginError, match="plugins must be a list of classes, instances"):
+        assembly.configure("./a", plugins=plugins)
+
+
+def test_a_configuration_of_a_wrong_type_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"config must be the path of a YAML file.* got int"):
+        assembly.configure("./a", config=5)  # type: ignore[arg-type]
 
 
 def test_engine_seeds_go_by_order_of_arrival() -> None:
