@@ -75,6 +75,7 @@ class Handler(Generic[B]):
             preparing = self._job(state, body, model, header_id(request))
             job = await until_gone(request.receive, preparing)
             job.place = place
+            job.key_name = getattr(request.state, "api_key_name", None)
             place.settle([len(prompt.token_ids) for prompt in job.prompts])
             headers["x-request-id"] = job.answer_id
             return await self._answer(request, state, job, headers)

@@ -57,7 +57,8 @@ class BlankOutput:
 @dataclass
 class Job:
     """A checked request and its token counts so far. params: one a prompt, max_tokens resolved
-    (0: only score the prompt). place: in the queue, until the engine has it."""
+    (0: only score the prompt). place: in the queue, until the engine has it. key_name: of the API
+    key that the request came with; its user, where the body names none."""
 
     body: SamplingRequest
     answer_id: str
@@ -68,6 +69,7 @@ class Job:
     completion_tokens: int = 0
     cached_tokens: dict[int, int] = field(default_factory=dict)
     place: Place | None = None
+    key_name: str | None = None
 
     def settle(
         self, prompts: Sequence[Prompt], base: SamplingParams, max_model_len: int, vocab_size: int
@@ -259,7 +261,7 @@ class Run:
             params,
             request_id=request_id,
             priority=body.priority,
-            user=body.user,
+            user=self._job.key_name if body.user is None else body.user,
             cache_salt=body.cache_salt,
         )
         async with closing(outputs):

@@ -74,7 +74,8 @@ def _add(keys: dict[str, str], name: str, key: str, where: str) -> None:
 
 class ApiKeys:
     """Answers 401 unless the request bears one of the keys. Compares digests, every one of them, so
-    that the time taken tells nothing."""
+    that the time taken tells nothing. The name of the key is left in the request's state
+    (`api_key_name`): it is the request's user where the body names none."""
 
     def __init__(self, app: ASGIApp, keys: Mapping[str, str]) -> None:
         self._app = app
@@ -85,7 +86,9 @@ class ApiKeys:
             await self._app(scope, receive, send)
             return
         scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self._known(token.strip()):
+        name = self._name(token.strip()) if scheme.lower() == "bearer" else None
+        if name is not None:
+            scope.setdefault("state", {})["api_key_name"] = name
             await self._app(scope, receive, send)
             return
         what = "the API key is not known" if token else "an API key is needed"
@@ -98,10 +101,11 @@ class ApiKeys:
         response = JSONResponse(refusal.body(), status_code=401, headers=refusal.headers)
         await response(scope, receive, send)
 
-    def _known(self, token: str) -> bool:
+    def _name(self, token: str) -> str | None:
+        """The key's name, None for an unknown key."""
         given = _digest(token)
-        found = [hmac.compare_digest(given, known) for known in self._digests.values()]
-        return any(found)
+        found = [name for name, known in self._digests.items() if hmac.compare_digest(given, known)]
+        return found[0] if found else None
 
 
 def _path(scope: Scope) -> str:

@@ -68,6 +68,17 @@ def test_each_key_opens(fake):
     run(with_app(fake, work))
 
 
+def test_the_key_is_the_user_where_the_body_names_none(fake):
+    async def work(app, client):
+        for user in (None, "carl"):
+            body = {"prompt": "x", "max_tokens": 1, **({"user": user} if user else {})}
+            answer = await client.post("/v1/completions", json=body, headers=bearer("key-of-ben"))
+            assert answer.status_code == 200
+
+    run(with_app(fake, work))
+    assert [call.user for call in fake.calls] == ["ben", "carl"]
+
+
 def test_without_keys_everything_is_open(connect, fake):
     async def go():
         async with connect(fake) as client:
