@@ -255,6 +255,26 @@ def test_abort_of_a_waiting_request_needs_no_step():
     assert_clean(engine)
 
 
+def test_an_aborted_sequence_publishes_no_block_whose_tokens_are_not_known():
+    first, second = expected(request(2, [1, 2], 2, ignore_eos=True))
+    stale = second + 1
+    engine = make_fake_engine(in_flight=3, max_num_seqs=1)
+    # It leaves a token where the next one's second token would be kept.
+    engine.add(request(1, [9, 9, 9, stale], 1))
+    collector = Collector(engine).run()
+    engine.add(request(2, [1, 2], 20, ignore_eos=True))
+    collector.step()
+    # In flight: one step that samples the second token, one that fills a block with it.
+    assert [len(record.handles) for record in engine.scheduler.in_flight] == [1, 1]
+    engine.abort([2])
+    collector.run()
+    req = request(3, [1, 2, first, stale, 5], 4, ignore_eos=True)
+    engine.add(req)
+    collector.run()
+    assert collector.tokens[3] == expected(req)
+    assert_clean(engine)
+
+
 class Backwards(SchedulerPolicy):
     """Last come, first served; chunks of two tokens; sees read-only columns."""
 
