@@ -135,6 +135,7 @@ def result(replay: Replay, name: str) -> dict[str, Any]:
             "fraction": found.num_good / total if total else 0.0,
         },
         "prefix_hit_rate": found.prefix_hit_rate,
+        "scheduler": {name: getattr(stats, name) for name in stats.__struct_fields__},
         "num_preemptions": stats.num_preemptions,
         "num_preempted_requests": found.num_preempted_requests,
         "copied_tokens": executor.copied,

@@ -34,6 +34,7 @@ ROWS: list[tuple[str, Callable[[Result], str]]] = [
     ("  of all requests", lambda r: f"{r['goodput']['fraction']:.1%}"),
     ("prefix cache hit rate", lambda r: f"{r['prefix_hit_rate']:.2%}"),
     ("preemptions", lambda r: f"{r['num_preemptions']:,}"),
+    ("  by swapping", lambda r: f"{r['scheduler'].get('num_swap_outs', 0):,}"),
     ("swapped tokens", lambda r: f"{r['swapped_tokens']:,}"),
     ("KV cache blocks", lambda r: f"{r['kv']['num_blocks']:,}"),
     ("  mean use", lambda r: f"{r['kv']['mean_usage']:.1%}"),

@@ -153,6 +153,24 @@ def test_users_are_told_apart(make_engine: MakeEngine) -> None:
     assert all(user["mean_ttft_s"] <= user["max_ttft_s"] for user in fairness["users"].values())
 
 
+def test_every_part_that_serves_can_be_simulated(
+    make_engine: MakeEngine, registry: Registry
+) -> None:
+    requests = list(shaped(synthetic(40, 1e4, 150, 80), users=2))
+    for kind, key in (
+        ("scheduler_policy", "scheduler__policy"),
+        ("kv_cache_manager", "kv_cache__manager"),
+        ("preemption_policy", "preemption__policy"),
+    ):
+        for name in registry.providers(kind):
+            choice = ["priority", "fair"] if name == "composed" else name
+            engine = make_engine(kv_cache__num_blocks=150, **{key: choice})
+            found = replayed(engine, requests)
+            assert found["requests"]["served"] == 40, (kind, name)
+            assert found["output_tokens"] == sum(r.num_output for r in requests), (kind, name)
+            assert found["scheduler"]["num_preemptions"] == found["num_preemptions"] > 0
+
+
 def test_a_slower_accelerator_takes_longer(make_engine: MakeEngine) -> None:
     requests = list(synthetic(60, 100.0, 500, 30))
     times = []
