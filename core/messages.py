@@ -77,7 +77,9 @@ class AdmittedRow(msgspec.Struct, kw_only=True, omit_defaults=True):
 class StepPlan(msgspec.Struct, kw_only=True, omit_defaults=True):
     """All that a worker needs for one forward pass, as changes to what it already knows.
 
-    Applied in this order: released, admitted, appended, copies; then the forward pass.
+    Applied in this order: released, admitted, appended, copies; then the forward pass. Copies run
+    in the order given, one after the other: a block that is swapped out, handed out again and
+    filled from the host within one step is read before it is written.
 
     step: counts from 0. released: int32[n] slots that are free now. appended: int32[4, n] rows
     (group, slot, index in the block table, block id). copies: int32[5, n] rows (kind, group,
@@ -135,7 +137,8 @@ class PromptLogprobs(msgspec.Struct, kw_only=True):
 class StepResult(msgspec.Struct, kw_only=True, omit_defaults=True):
     """token_ids: int32[R, W]. counts: int32[R] valid tokens of each row, None: all W. errors: rows
     (of R) that could not be sampled, with the message; their tokens are meaningless. Times are
-    seconds spent in the worker."""
+    seconds spent in the worker; copy_s, those of copies between host and device, is part of
+    prepare_s."""
 
     step: int
     token_ids: Int32
@@ -146,6 +149,7 @@ class StepResult(msgspec.Struct, kw_only=True, omit_defaults=True):
     prepare_s: float = 0.0
     forward_s: float = 0.0
     sample_s: float = 0.0
+    copy_s: float = 0.0
 
 
 # ---- engine to front end ------------------------------------------------------------------------
@@ -163,7 +167,9 @@ class Finish(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class SchedulerStats(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """State after a step. Blocks as in `KVStats`; queries and hits are tokens since start."""
+    """State after a step. Blocks, queries and hits as in `KVStats`. num_swapped: sequences that
+    wait with their KV in the host pool. Preemptions (num_swap_outs of them by swapping) and
+    num_swap_ins are counted since start."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -173,6 +179,15 @@ class SchedulerStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     prefix_queries: int = 0
     prefix_hits: int = 0
     num_preemptions: int = 0
+    num_swapped: int = 0
+    num_swap_outs: int = 0
+    num_swap_ins: int = 0
+    num_swap_blocks: int = 0
+    num_free_swap_blocks: int = 0
+    host_cache_blocks: int = 0
+    host_cache_used: int = 0
+    host_cache_queries: int = 0
+    host_cache_hits: int = 0
 
 
 class EngineOutputs(msgspec.Struct, kw_only=True, omit_defaults=True):

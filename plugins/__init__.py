@@ -22,6 +22,13 @@ def octavo_kv_cache_managers() -> list[Provider[Any]]:
 
 
 @hookimpl
+def octavo_eviction_policies() -> list[Provider[Any]]:
+    from octavo.plugins.eviction import PROVIDERS
+
+    return PROVIDERS
+
+
+@hookimpl
 def octavo_preemption_policies() -> list[Provider[Any]]:
     from octavo.plugins.preemption import PROVIDERS
 

@@ -79,6 +79,12 @@ def _chunk(name: str, value: Any) -> Any:
     return SKIP if value == 0 else value
 
 
+def _gib(name: str, value: Any) -> Any:
+    if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
+        raise ConfigError(f"{name}: expected GiB, a number from 0 on, got {show(value)}")
+    return int(value * 2**30)
+
+
 def _one(name: str, value: Any) -> Any:
     if value != 1:
         raise ConfigError(
@@ -152,6 +158,7 @@ KEYWORDS: dict[str, Keyword] = {
     "scheduling_policy": Keyword("scheduler.policy"),
     "block_size": Keyword("kv_cache.block_size", "int"),
     "enable_prefix_caching": Keyword("kv_cache.prefix_caching", "bool"),
+    "swap_space": Keyword("preemption.swap_space", "float", _gib),
     "kv_cache_dtype": Keyword("kv_cache.dtype", convert=_kv_dtype),
     "gpu_memory_utilization": Keyword("kv_cache.memory_utilization", "float"),
     "kv_cache_memory_bytes": Keyword("kv_cache.memory_bytes", "int"),
@@ -179,7 +186,6 @@ KEYWORDS: dict[str, Keyword] = {
     "distributed_executor_backend": Keyword("", "text", _local, "How workers start: uni."),
     "tokenizer_mode": Keyword("", "text", _only("auto"), "Kind of tokenizer: auto."),
     "cpu_offload_gb": Keyword("", "float", _only(0), "Weights kept on the host: 0."),
-    "swap_space": Keyword("", "float", _ignored, "Preempted sequences are recomputed."),
     "max_seq_len_to_capture": Keyword("", "int", _ignored, "graph.runner decides."),
     "disable_log_stats": Keyword("", "switch", _ignored, "observers decide what is logged."),
     "disable_log_requests": Keyword("", "switch", _ignored, "Requests are not logged."),

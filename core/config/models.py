@@ -159,6 +159,15 @@ class KVCacheConfig(Section):
     block_size: Positive | Auto = Field(
         default="auto", description="Tokens a block. auto: 16, or what the attention backend asks."
     )
+    eviction: Choice = Field(
+        default=Choice(name="lru"), description="Which cached block goes first (manager: paged)."
+    )
+    host_cache_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="Host memory for cached blocks that were evicted from the device; they come "
+        "back on a prefix hit (manager: paged). 0: none.",
+    )
     prefix_caching: bool = Field(
         default=True, description="Whether computed blocks are reused for equal prefixes."
     )
@@ -184,7 +193,14 @@ class PreemptionConfig(Section):
     """What happens to a request that gives way."""
 
     policy: Choice = Field(
-        default=Choice(name="recompute"), description="recompute or swap, victim by victim."
+        default=Choice(name="recompute"),
+        description="recompute or swap, victim by victim; auto: the cheaper one, as measured.",
+    )
+    swap_space: int | None = Field(
+        default=None,
+        ge=0,
+        description="Host memory in bytes for the KV of preempted sequences. Default: as much as "
+        "the pool on the device, at most 4 GiB; none where the policy never swaps.",
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from octavo.core.contracts import (
     attention_backend,
+    eviction_policy,
     executor,
     graph_runner,
     kv_cache_manager,
@@ -73,6 +74,14 @@ KINDS: dict[str, Kind] = _kinds(
         kv_cache_manager.KVCacheManager,
         kv_cache_manager.KVCacheManagerContext,
         "kv_cache.manager",
+    ),
+    Kind(
+        "eviction_policy",
+        eviction_policy,
+        "octavo_eviction_policies",
+        eviction_policy.EvictionPolicy,
+        eviction_policy.EvictionPolicyContext,
+        "kv_cache.eviction",
     ),
     Kind(
         "preemption_policy",

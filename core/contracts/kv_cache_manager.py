@@ -9,24 +9,35 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.core.contracts.eviction_policy import EvictionPolicy
 from octavo.core.contracts.provider import Provider, hookspec
+
+
+class CopyKind(IntEnum):
+    """Where a block copy reads and writes."""
+
+    DEVICE = 0
+    TO_HOST = 1
+    TO_DEVICE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
     """Copy the first `num_tokens` tokens of block `source` to block `target`, in every layer of
     `group`, before the step's forward pass. A partial count is a copy-on-write or a radix match
-    that ends inside a block."""
+    that ends inside a block. Host blocks have numbers of their own, from 0."""
 
     group: int
     source: int
     target: int
     num_tokens: int
+    kind: CopyKind = CopyKind.DEVICE
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +52,23 @@ class Match:
 NO_MATCH = Match(0)
 
 
+@dataclass(frozen=True, slots=True)
+class SwapOut:
+    """A slot's content on the host: the manager's own `handle` on it, and the copies that bring it
+    there."""
+
+    handle: Any
+    copies: Sequence[BlockCopy]
+
+
 @dataclass(frozen=True)
 class KVCacheManagerContext:
     """num_blocks: blocks in the pool of each group (block 0 is the null block, never handed out:
     it is what padding points at). block_size: tokens a block. max_num_seqs: S. max_model_len:
-    longest sequence in tokens. num_groups: G. prefix_caching: whether `lookup` may match."""
+    longest sequence in tokens. num_groups: G. prefix_caching: whether `lookup` may match.
+    num_swap_blocks: host blocks for `swap_out`, numbered from 0. num_host_cache_blocks: host blocks
+    for evicted content, numbered from there on. eviction: order of eviction; None: the manager's
+    own choice."""
 
     num_blocks: int
     block_size: int
@@ -53,19 +76,33 @@ class KVCacheManagerContext:
     max_model_len: int
     num_groups: int = 1
     prefix_caching: bool = True
+    num_swap_blocks: int = 0
+    num_host_cache_blocks: int = 0
+    eviction: EvictionPolicy | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class KVStats:
     """num_blocks counts what can be handed out; num_free counts blocks without content;
     num_evictable those with reusable content and no user. Queries and hits are tokens, since
-    start."""
+    start; hits include those of the host cache.
+
+    num_swap_blocks, num_free_swap_blocks: host blocks for swapping. host_cache_blocks,
+    host_cache_used: host blocks for evicted content. host_cache_queries: tokens that were not found
+    on the device and were looked for on the host; host_cache_hits: those found there.
+    """
 
     num_blocks: int
     num_free: int
     num_evictable: int
     prefix_queries: int
     prefix_hits: int
+    num_swap_blocks: int = 0
+    num_free_swap_blocks: int = 0
+    host_cache_blocks: int = 0
+    host_cache_used: int = 0
+    host_cache_queries: int = 0
+    host_cache_hits: int = 0
 
     @property
     def usage(self) -> float:
@@ -77,10 +114,17 @@ class KVStats:
 class KVCacheManager(ABC):
     """Owns block tables.
 
+    uses: which of the context's offers it takes: `eviction`, `host_cache`, `swap`. A configuration
+    that asks for another one is refused.
     block_tables: int32[G, S, M], num_slot_blocks: int32[S] filled entries of each slot. Read by the
     core, written by the manager only. Entries beyond the filled ones are 0 (the null block).
+
+    Copies run in the order in which they were returned, before the forward pass of the step that is
+    being planned. So a block may be handed out again as soon as a copy out of it was returned, and
+    a copy may read what an earlier one wrote.
     """
 
+    uses: frozenset[str] = frozenset()
     block_tables: NDArray[np.int32]
     num_slot_blocks: NDArray[np.int32]
 
@@ -105,7 +149,8 @@ class KVCacheManager(ABC):
     @abstractmethod
     def extend(self, slots: NDArray[np.intp], totals: NDArray[np.int64]) -> int:
         """Make room for `totals[i]` tokens in `slots[i]`, in order; stop at the first that does
-        not fit and return how many did. Those before it keep what they got."""
+        not fit and return how many did. Those before it keep what they got. Copies that this causes
+        are fetched by `take_copies`."""
 
     @abstractmethod
     def commit(
@@ -125,7 +170,8 @@ class KVCacheManager(ABC):
 
     @abstractmethod
     def release(self, slot: int) -> None:
-        """The slot is done or preempted. Published blocks stay reusable until evicted."""
+        """The slot is done or preempted. Published blocks stay reusable until evicted. Nothing
+        happens to a slot that is empty."""
 
     @abstractmethod
     def fits(self, total: int) -> int | None:
@@ -141,14 +187,26 @@ class KVCacheManager(ABC):
         """Forget all reusable content. False when blocks in use prevent it; then nothing is
         forgotten."""
 
-    def swap_out(self, slot: int) -> Sequence[BlockCopy] | None:
-        """Move a slot's blocks to the host pool: copies from device blocks to host blocks, or None
-        when the manager has no host pool or it is full. The slot is then empty."""
+    def take_copies(self) -> Sequence[BlockCopy]:
+        """Copies that `extend` has caused since the last call (evicted content that goes to the
+        host). Called after `extend` and before any other call that allocates. The core skips
+        managers that do not override it."""
+        return ()
+
+    def swap_out(self, slot: int, num_tokens: int) -> SwapOut | None:
+        """Move the KV of a slot's first `num_tokens` tokens to the host pool; the slot is then
+        empty. None when the manager has no host pool or it is full: then nothing has changed.
+        Called only while no step is in flight."""
         return None
 
-    def swap_in(self, slot: int, total: int) -> Sequence[BlockCopy] | None:
-        """Bring back what `swap_out` moved, with room for `total` tokens."""
+    def swap_in(self, slot: int, handle: Any, total: int) -> Sequence[BlockCopy] | None:
+        """Bring back into an empty slot, not necessarily the same one, what `swap_out` moved, with
+        room for `total` tokens. None when blocks do not suffice: then nothing has changed and the
+        handle stays good; otherwise it is used up."""
         return None
+
+    def swap_drop(self, handle: Any) -> None:  # noqa: B027
+        """Forget what `swap_out` moved: the sequence was aborted."""
 
     def check(self) -> None:  # noqa: B027
         """Verify all invariants, for tests: raise AssertionError with what is wrong."""

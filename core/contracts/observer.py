@@ -16,9 +16,28 @@ from octavo.core.contracts.provider import Provider, hookspec
 
 
 @dataclass(frozen=True, slots=True)
+class PreemptionRecord:
+    """A sequence that gave way. action: what was done, `recompute` or `swap`. num_computed: tokens
+    whose KV it had, in `num_blocks` blocks. reason: the preemption policy's, or why a swap became a
+    recompute. lost_to: handle of the sequence that it gave way to, and what that lacked, `seat` or
+    `blocks`."""
+
+    handle: int
+    request_id: str
+    action: str
+    num_computed: int
+    num_blocks: int
+    reason: str
+    lost_to: tuple[int, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StepRecord:
     """One step. Times are seconds. num_tokens: tokens computed; num_prefill of them belong to
-    prompts (or are recomputed). num_sampled: tokens produced."""
+    prompts (or are recomputed). num_sampled: tokens produced. num_preempted: preemptions since
+    start. preemptions: those that this step's plan made. swapped_in: handles that it brought back
+    from the host. num_copies: block copies that it ran, copy_s: how long those between host and
+    device took."""
 
     step: int
     started: float
@@ -34,6 +53,10 @@ class StepRecord:
     num_sampled: int
     num_preempted: int
     kv: KVStats
+    preemptions: tuple[PreemptionRecord, ...] = ()
+    swapped_in: tuple[int, ...] = ()
+    num_copies: int = 0
+    copy_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,14 +21,27 @@ class PreemptionAction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """num_computed: tokens whose KV would be lost. num_blocks: blocks it holds. host_blocks_free:
-    free blocks of the host pool (0 when there is none)."""
+    """num_computed: tokens whose KV would be lost. num_blocks: blocks that hold them.
+    host_blocks_free: free blocks of the host pool (0 when there is none)."""
 
     slot: int
     handle: int
     num_computed: int
     num_blocks: int
     host_blocks_free: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What a step took, in seconds. compute_s: forward pass and sampling. copy_s: copies between
+    host and device of `num_copied_blocks` blocks (both directions). num_prefill: tokens of prompts
+    or of recomputation, beside `num_decodes` decoding rows."""
+
+    num_decodes: int
+    num_prefill: int
+    num_copied_blocks: int
+    compute_s: float
+    copy_s: float
 
 
 @dataclass(frozen=True)
@@ -39,11 +52,23 @@ class PreemptionPolicyContext:
 
 
 class PreemptionPolicy(ABC):
-    """Chooses recompute or swap for each victim."""
+    """Chooses recompute or swap for each victim.
+
+    swaps: whether `decide` ever answers SWAP. The host pool is made only then.
+    """
+
+    swaps: bool = False
 
     @abstractmethod
     def decide(self, victim: Victim) -> PreemptionAction:
         """What to do with this victim. SWAP falls back to RECOMPUTE when the host pool is full."""
+
+    def reason(self) -> str:
+        """Why the last `decide` decided as it did, for the step log. Empty: nothing to say."""
+        return ""
+
+    def observe(self, cost: StepCost) -> None:  # noqa: B027
+        """Told once a step what it took. The core skips policies that do not override it."""
 
 
 class Spec:

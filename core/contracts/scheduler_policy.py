@@ -23,7 +23,8 @@ class WaitingRequest:
 
     handle: unique in the engine. arrival: seconds on the engine's clock. num_tokens: tokens known
     (prompt, and output so far after a preemption). priority: lower goes first. user: who sent it,
-    for fairness (None: anonymous). num_preemptions: how often it lost its slot.
+    for fairness (None: anonymous). num_preemptions: how often it lost its slot. num_computed:
+    tokens whose KV waits in the host pool (0: none), so that little is left to compute.
     """
 
     handle: int
@@ -32,6 +33,7 @@ class WaitingRequest:
     priority: int = 0
     user: str | None = None
     num_preemptions: int = 0
+    num_computed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

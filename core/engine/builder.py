@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.config.models import Choice
 from octavo.core.contracts import KINDS
 from octavo.core.contracts.executor import Executor, ExecutorContext, Worker, WorkerReport
-from octavo.core.contracts.kv_cache_manager import KVCacheManager, KVCacheManagerContext
 from octavo.core.contracts.logits_processor import HostLogitsProcessor, LogitsProcessorContext
 from octavo.core.contracts.observer import Observer, ObserverContext
-from octavo.core.contracts.preemption_policy import PreemptionPolicyContext
+from octavo.core.contracts.preemption_policy import PreemptionPolicy, PreemptionPolicyContext
 from octavo.core.contracts.scheduler_policy import SchedulerPolicy, SchedulerPolicyContext
 from octavo.core.engine.core import EngineCore
-from octavo.core.engine.report import PluginChoice, StartupReport, size
-from octavo.core.errors import CapacityError, ConfigError
+from octavo.core.engine.kv import Room, make_manager, size_pools
+from octavo.core.engine.report import PluginChoice, StartupReport
+from octavo.core.errors import ConfigError
 from octavo.core.scheduler.scheduler import Scheduler, SchedulerLimits
 
 if TYPE_CHECKING:
@@ -28,14 +27,6 @@ DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
 """`max_num_batched_tokens: auto` where nothing was measured, by device."""
 
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class _Pool:
-    """num_blocks: usable ones, without the null block."""
-
-    num_blocks: int
-    reason: str
 
 
 def build_engine(
@@ -88,23 +79,18 @@ def _build(
     budget, budget_reason = _token_budget(resolved, worker)
     max_num_seqs = min(config.scheduler.max_num_seqs, budget)
     max_model_len, block_size = _settled(resolved)
-    pool = _size_pool(resolved, worker, max_num_seqs, max_model_len, block_size)
-    tell(f"making a KV cache of {pool.num_blocks * block_size:,} tokens")
-    started = time.perf_counter()
-    executor.allocate_kv(pool.num_blocks + 1)  # and the null block
-    phases = {**worker.phases, "kv cache and warm-up": time.perf_counter() - started}
-    groups = 1 + max(spec.group for spec in worker.kv_specs)
-    kv: KVCacheManager = registry.create(
-        resolved.selections["kv_cache_manager"],
-        KVCacheManagerContext(
-            num_blocks=pool.num_blocks + 1,
-            block_size=block_size,
-            max_num_seqs=max_num_seqs,
-            max_model_len=max_model_len,
-            num_groups=groups,
-            prefix_caching=config.kv_cache.prefix_caching,
-        ),
+    room = Room(max_num_seqs, max_model_len, block_size)
+    preemption: PreemptionPolicy = registry.create(
+        resolved.selections["preemption_policy"],
+        PreemptionPolicyContext(block_bytes=worker.block_bytes),
     )
+    pools = size_pools(resolved, worker, room, preemption)
+    groups = 1 + max(spec.group for spec in worker.kv_specs)
+    kv = make_manager(resolved, registry, pools, room, groups)
+    tell(f"making a KV cache of {pools.num_blocks * block_size:,} tokens")
+    started = time.perf_counter()
+    executor.allocate_kv(pools.num_blocks + 1, pools.num_host_blocks)  # and the null block
+    phases = {**worker.phases, "kv cache and warm-up": time.perf_counter() - started}
     report = StartupReport(
         source=config.model.source,
         architecture=str((resolved.model_config.get("architectures") or ["?"])[0]),
@@ -114,14 +100,16 @@ def _build(
         num_parameters=worker.num_parameters,
         weight_bytes=worker.weight_bytes,
         activation_bytes=worker.activation_bytes,
-        kv_bytes=pool.num_blocks * worker.block_bytes,
-        num_blocks=pool.num_blocks,
+        kv_bytes=pools.num_blocks * worker.block_bytes,
+        num_blocks=pools.num_blocks,
         block_size=block_size,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         budget_reason=budget_reason,
-        pool_reason=pool.reason,
+        pool_reason=pools.reason,
+        num_swap_blocks=pools.num_swap_blocks,
+        num_host_cache_blocks=pools.num_host_cache_blocks,
         plugins=_choices(resolved, worker),
         phases=phases,
         notes=worker.notes,
@@ -148,10 +136,7 @@ def _build(
         ),
         kv,
         make_policy(None),
-        registry.create(
-            resolved.selections["preemption_policy"],
-            PreemptionPolicyContext(block_bytes=worker.block_bytes),
-        ),
+        preemption,
         clock,
     )
     return EngineCore(
@@ -194,49 +179,6 @@ def _token_budget(resolved: Resolved, worker: WorkerReport) -> tuple[int, str]:
         return worker.step_token_limit, "measured: a full step takes at most half a second"
     device = resolved.platform.device
     return DEFAULT_BUDGET.get(device, 2048), f"the default on {device}"
-
-
-def _size_pool(
-    resolved: Resolved,
-    worker: WorkerReport,
-    max_num_seqs: int,
-    max_model_len: int,
-    block_size: int,
-) -> _Pool:
-    """Blocks of the KV pool: as configured, or what memory allows and the budgets can use."""
-    kv = resolved.config.kv_cache
-    blocks_a_sequence = -(-max_model_len // block_size)
-    if kv.num_blocks is not None:
-        return _checked(_Pool(kv.num_blocks, "kv_cache.num_blocks"), worker, block_size)
-    if kv.memory_bytes is not None:
-        count = kv.memory_bytes // worker.block_bytes
-        return _checked(_Pool(count, "kv_cache.memory_bytes"), worker, block_size, kv.memory_bytes)
-    useful = max_num_seqs * blocks_a_sequence
-    count = worker.kv_budget // worker.block_bytes
-    if count >= useful:
-        return _Pool(useful, "what max_num_seqs sequences of max_model_len need")
-    return _checked(
-        _Pool(count, f"what {size(worker.kv_budget)} of memory hold"),
-        worker,
-        block_size,
-        worker.kv_budget,
-    )
-
-
-def _checked(
-    pool: _Pool, worker: WorkerReport, block_size: int, available: int | None = None
-) -> _Pool:
-    """A pool must hold at least a prompt token and the token after it."""
-    needed = -(-2 // block_size)
-    if pool.num_blocks < needed:
-        there = "" if available is None else f" ({size(available)} are available)"
-        raise CapacityError(
-            f"the KV cache needs at least {needed} blocks of {size(worker.block_bytes)}, got"
-            f" {pool.num_blocks}{there}; the longest context that fits is"
-            f" {max(pool.num_blocks, 0) * block_size} tokens: give it more memory"
-            " (kv_cache.memory_bytes, kv_cache.memory_utilization)"
-        )
-    return pool
 
 
 def _choices(resolved: Resolved, worker: WorkerReport) -> tuple[PluginChoice, ...]:

@@ -16,7 +16,7 @@ from octavo.core.engine.observers import Observers
 from octavo.core.engine.timelines import Timelines
 from octavo.core.engine.timing import StepTiming
 from octavo.core.messages import EngineOutputs, EngineRequest, StepPlan, StepResult
-from octavo.core.scheduler.scheduler import Scheduler
+from octavo.core.scheduler.scheduler import InFlight, Scheduler
 from octavo.core.scheduler.state import Sequence as RunningSequence
 
 
@@ -117,7 +117,7 @@ class EngineCore:
             step.schedule_s, result.prepare_s, result.forward_s, result.sample_s, commit_s
         )
         if self.observers.want_steps:
-            self._tell_step(step, result, outputs, record.num_prefill_tokens, commit_s)
+            self._tell_step(step, result, outputs, record, commit_s)
         return outputs
 
     def _fail(self, handle: int, message: str) -> None:
@@ -128,7 +128,7 @@ class EngineCore:
         step: _Submitted,
         result: StepResult,
         outputs: EngineOutputs,
-        num_prefill: int,
+        planned: InFlight,
         commit_s: float,
     ) -> None:
         scheduler = self.scheduler
@@ -144,10 +144,14 @@ class EngineCore:
                 num_running=scheduler.num_running,
                 num_waiting=scheduler.num_waiting,
                 num_tokens=int(step.plan.counts.sum()),
-                num_prefill=num_prefill,
+                num_prefill=planned.num_prefill_tokens,
                 num_sampled=len(outputs.handles),
                 num_preempted=scheduler.num_preemptions,
                 kv=scheduler.kv.stats(),
+                preemptions=planned.log.records,
+                swapped_in=planned.log.swapped_in,
+                num_copies=planned.num_copies,
+                copy_s=result.copy_s,
             )
         )
 

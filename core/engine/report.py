@@ -38,6 +38,8 @@ class StartupReport:
     budget_reason: str
     pool_reason: str
     plugins: tuple[PluginChoice, ...]
+    num_swap_blocks: int = 0
+    num_host_cache_blocks: int = 0
     phases: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -55,6 +57,18 @@ class StartupReport:
         """As plain data."""
         return {**asdict(self), "kv_tokens": self.kv_tokens, "concurrency": self.concurrency}
 
+    def _host_lines(self) -> list[str]:
+        bytes_each = self.kv_bytes / self.num_blocks if self.num_blocks else 0
+        pools = [
+            f"{what} {count:,} blocks, {size(count * bytes_each)}"
+            for what, count in (
+                ("swap space", self.num_swap_blocks),
+                ("evicted prefixes", self.num_host_cache_blocks),
+            )
+            if count
+        ]
+        return [f"host       {'; '.join(pools)}"] if pools else []
+
     def lines(self) -> list[str]:
         """For people."""
         threads = f", {self.num_threads} threads" if self.num_threads else ""
@@ -67,6 +81,7 @@ class StartupReport:
             f" {self.kv_tokens:,} tokens, {size(self.kv_bytes)};"
             f" {self.concurrency:.1f} sequences of max_model_len {self.max_model_len} at once"
             f" ({self.pool_reason})",
+            *self._host_lines(),
             f"budgets    max_num_seqs {self.max_num_seqs}, max_num_batched_tokens"
             f" {self.max_num_batched_tokens} ({self.budget_reason})",
         ]

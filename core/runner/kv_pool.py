@@ -108,7 +108,8 @@ class KVPool:
 
     def copy(self, copies: Int32) -> None:
         """Run a plan's copies, int32[5, n] rows (kind, group, source, target, tokens), in order.
-        Neighbours of one kind and group go together, unless one reads what another wrote."""
+        Neighbours of one kind and group go together, unless one writes what another wrote, or, in
+        the device, reads it."""
         start, total = 0, copies.shape[1]
         while start < total:
             stop = start + 1
@@ -116,7 +117,7 @@ class KVPool:
             while (
                 stop < total
                 and (copies[:2, stop] == copies[:2, start]).all()
-                and int(copies[2, stop]) not in written
+                and (copies[0, start] != DEVICE_COPY or int(copies[2, stop]) not in written)
                 and int(copies[3, stop]) not in written
             ):
                 written.add(int(copies[3, stop]))

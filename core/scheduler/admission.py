@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.core.contracts.kv_cache_manager import NO_MATCH, BlockCopy, Match
+from octavo.core.contracts.kv_cache_manager import NO_MATCH, Match
 from octavo.core.contracts.scheduler_policy import SchedulerPolicy, WaitingRequest
 from octavo.core.messages import AdmittedRow
 from octavo.core.scheduler.state import Phase, Sequence
 
 if TYPE_CHECKING:
     from octavo.core.scheduler.scheduler import Scheduler
-
-COPY_IN_DEVICE = 0
-NO_COPIES = np.empty((5, 0), np.int32)
 
 
 class Admission:
@@ -60,8 +56,7 @@ class Admission:
             if scheduler.in_flight:
                 return False
             why = "blocks" if scheduler.slots.num_free else "seat"
-            scheduler.note_preemption(victim, waiting.handle, why)
-            scheduler.preempt(victim)
+            scheduler.preemption.preempt(victim, waiting.handle, why)
         return True
 
     def _is_short(self, waiting: WaitingRequest) -> bool:
@@ -79,17 +74,16 @@ class Admission:
 
     def admit(
         self, budget: int, chunks: NDArray[np.int64] | None
-    ) -> tuple[list[AdmittedRow], NDArray[np.int32], NDArray[np.int64] | None]:
-        """Seat what fits into `budget` tokens.
+    ) -> tuple[list[AdmittedRow], NDArray[np.int64] | None]:
+        """Seat what fits into `budget` tokens; the copies that this takes are noted.
 
-        Returns the rows for the plan, the copies int32[5, n], and `chunks` with the tokens of the
-        newly seated prefilling rows appended (None still when there is no prefilling row).
+        Returns the rows for the plan, and `chunks` with the tokens of the newly seated prefilling
+        rows appended (None still when there is no prefilling row).
         """
         scheduler = self._s
         if budget <= 0 or not len(scheduler.policy) or not scheduler.slots.num_free:
-            return [], NO_COPIES, chunks
+            return [], chunks
         admitted: list[AdmittedRow] = []
-        copies: list[tuple[int, int, int, int, int]] = []
         seated: list[int] = []
         sizes: list[int] = []
         while budget > 0 and scheduler.slots.num_free:
@@ -100,32 +94,32 @@ class Admission:
             placed = self._place(sequence, budget)
             if placed is None:
                 break
-            slot, chunk, block_copies = placed
+            slot, chunk = placed
             scheduler.policy.pop()
+            if sequence.swapped is not None:
+                scheduler.preemption.came_back(sequence)
             budget -= chunk
             seated.append(slot)
             sizes.append(chunk)
-            copies.extend(_copy_entries(block_copies))
             admitted.append(self._describe(sequence, slot))
         if not seated:
-            return [], NO_COPIES, chunks
+            return [], chunks
         scheduler.prefilling.append(seated)
         new = np.asarray(sizes, np.int64)
-        table = np.asarray(copies, np.int32).T if copies else NO_COPIES
-        return admitted, table, new if chunks is None else np.concatenate([chunks, new])
+        return admitted, new if chunks is None else np.concatenate([chunks, new])
 
-    def _place(
-        self, sequence: Sequence, budget: int
-    ) -> tuple[int, int, Iterable[BlockCopy]] | None:
-        """Slot, first chunk and copies for a sequence, or None when it does not fit now."""
+    def _place(self, sequence: Sequence, budget: int) -> tuple[int, int] | None:
+        """Slot and first chunk for a sequence, or None when it does not fit now."""
         parent = self._fork_parent(sequence)
         if parent is not None:
             return self._place_fork(sequence, parent)
         scheduler = self._s
         limits, kv = scheduler.limits, scheduler.kv
         total = len(sequence.known)
+        swapped = sequence.swapped
         match = self._match(sequence)
-        want = total - match.num_tokens
+        cached = match.num_tokens if swapped is None else sequence.waiting.num_computed
+        want = total - cached
         if limits.max_chunk_tokens is not None and limits.chunked_prefill:
             want = min(want, limits.max_chunk_tokens)
         # A preempted sequence may have outgrown a whole step: that one is computed in chunks.
@@ -136,20 +130,24 @@ class Admission:
             chunk = min(chunk, scheduler.policy.admit_cap(sequence.waiting, chunk))
         if chunk <= 0:
             return None
-        if not self._has_headroom(sequence, want):
+        if not self._has_headroom(sequence, total - match.num_tokens):
             return None
         slot = scheduler.slots.take()
         # Blocks for the whole prompt at once: a prompt that was begun never waits half-way.
-        copies = kv.admit(slot, sequence.digest, match, total)
+        if swapped is None:
+            copies = kv.admit(slot, sequence.digest, match, total)
+        else:
+            copies = kv.swap_in(slot, swapped, total)
         if copies is None:
             scheduler.slots.give_back(slot)
             return None
-        self._seat(sequence, slot, match.num_tokens)
-        return slot, chunk, copies
+        scheduler.copies.extend(copies)
+        self._seat(sequence, slot, cached)
+        return slot, chunk
 
-    def _has_headroom(self, sequence: Sequence, want: int) -> bool:
-        """A preempted sequence comes back only when the others can each take one more block, so
-        that it is not preempted again at once."""
+    def _has_headroom(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Whether there are blocks for `num_tokens` tokens. A preempted sequence comes back only
+        when the others can each take one more, so that it is not preempted again at once."""
         scheduler = self._s
         if not sequence.num_preemptions or not scheduler.num_running:
             return True
@@ -157,9 +155,11 @@ class Admission:
         room = (
             kv.num_free + kv.num_evictable - scheduler.num_running
         ) * scheduler.limits.block_size
-        return room >= want
+        return room >= num_tokens
 
     def _match(self, sequence: Sequence) -> Match:
+        if sequence.swapped is not None:
+            return NO_MATCH  # it brings its own KV
         # Prompt logprobs need the logits of every prompt token: nothing may be skipped.
         if sequence.request.sampling.prompt_logprobs is not None:
             return NO_MATCH
@@ -168,7 +168,9 @@ class Admission:
     def _fork_parent(self, sequence: Sequence) -> Sequence | None:
         """The running sequence whose prompt this one can share, if its KV is there."""
         request = sequence.request
-        if request.parent is None or len(sequence.known) != sequence.num_prompt:
+        if request.parent is None or sequence.swapped is not None:
+            return None
+        if len(sequence.known) != sequence.num_prompt:
             return None
         parent = self._s.sequences.get(request.parent)
         if parent is None or parent.slot < 0 or sequence.num_prompt < 2:
@@ -177,9 +179,7 @@ class Admission:
             return None
         return parent
 
-    def _place_fork(
-        self, sequence: Sequence, parent: Sequence
-    ) -> tuple[int, int, Iterable[BlockCopy]] | None:
+    def _place_fork(self, sequence: Sequence, parent: Sequence) -> tuple[int, int] | None:
         scheduler = self._s
         slot = scheduler.slots.take()
         shared = sequence.num_prompt - 1  # it computes the prompt's last token itself, to sample
@@ -187,8 +187,9 @@ class Admission:
         if copies is None:
             scheduler.slots.give_back(slot)
             return None
+        scheduler.copies.extend(copies)
         self._seat(sequence, slot, shared)
-        return slot, 1, copies
+        return slot, 1
 
     def _seat(self, sequence: Sequence, slot: int, num_computed: int) -> None:
         scheduler = self._s
@@ -212,7 +213,3 @@ class Admission:
             eos_token_ids=request.eos_token_ids,
             adapter=request.adapter,
         )
-
-
-def _copy_entries(copies: Iterable[BlockCopy]) -> list[tuple[int, int, int, int, int]]:
-    return [(COPY_IN_DEVICE, c.group, c.source, c.target, c.num_tokens) for c in copies]

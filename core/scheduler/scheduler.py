@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core.contracts.kv_cache_manager import KVCacheManager
-from octavo.core.contracts.preemption_policy import PreemptionPolicy, Victim
+from octavo.core.contracts.preemption_policy import PreemptionPolicy
 from octavo.core.contracts.scheduler_policy import SchedulerPolicy, WaitingRequest
 from octavo.core.errors import RequestError, RequestTooLong
 from octavo.core.messages import (
@@ -36,6 +36,8 @@ from octavo.core.messages import (
 )
 from octavo.core.scheduler.admission import Admission
 from octavo.core.scheduler.borders import Borders
+from octavo.core.scheduler.copies import CopyList
+from octavo.core.scheduler.preemption import Preemption, PreemptionLog
 from octavo.core.scheduler.state import Index, Phase, RowSet, Sequence, SlotTable, StopTokens
 
 _NONE = np.empty(0, np.int32)
@@ -62,8 +64,9 @@ class InFlight:
     """What `commit` needs to know of a planned step. slots intp[B], computed int64[B] tokens whose
     KV the step completes. handles, sampled_slots, positions [R]: whose token, at which index of the
     sequence; the first `num_decodes` decode. departures: how many sequences had left their slot by
-    then. ending: slots planned to their last token. deferred: slots given up since, free once this
-    step is committed."""
+    then. num_host_copies of its num_copies block copies go to or come from the host. log: what was
+    preempted and swapped in for it. ending: slots planned to their last token. deferred: slots given
+    up since, free once this step is committed."""
 
     step: int
     slots: NDArray[np.intp]
@@ -74,6 +77,9 @@ class InFlight:
     num_decodes: int
     num_prefill_tokens: int
     departures: int
+    num_copies: int
+    num_host_copies: int
+    log: PreemptionLog
     ending: list[int] = field(default_factory=list)
     deferred: list[int] = field(default_factory=list)
 
@@ -89,13 +95,14 @@ class Scheduler:
         preemption: PreemptionPolicy,
         clock: Callable[[], float],
     ) -> None:
-        self.limits, self.kv, self.policy, self.preemption = limits, kv, policy, preemption
+        self.limits, self.kv, self.policy = limits, kv, policy
         self.clock = clock
         self.slots = SlotTable(limits.max_num_seqs, limits.max_model_len)
         self.sequences: dict[int, Sequence] = {}
         self.decoding, self.prefilling = RowSet(), RowSet()
         self.in_flight: deque[InFlight] = deque()
-        self.num_preemptions = 0
+        self.copies = CopyList()
+        self.preemption = Preemption(self, preemption)
         self.on_finished: Callable[[Sequence, str], None] | None = None
         self._stops = StopTokens(limits.vocab_size)
         self._admission = Admission(self)
@@ -113,6 +120,7 @@ class Scheduler:
         self._range = np.arange(limits.max_num_seqs, dtype=np.int32)
         # No decoding row ends by length before this many steps.
         self._steps_to_length_end = 0
+        self._causes_copies = type(kv).take_copies is not KVCacheManager.take_copies
         self._tells_policy = type(policy).on_step is not SchedulerPolicy.on_step
 
     # ---- requests -------------------------------------------------------------------------------
@@ -178,6 +186,11 @@ class Scheduler:
                 self._finish(sequence, Finish(handle=handle, reason=reason, error=error))
 
     @property
+    def num_preemptions(self) -> int:
+        """Since start."""
+        return self.preemption.num_preemptions
+
+    @property
     def num_running(self) -> int:
         return len(self.decoding) + len(self.prefilling)
 
@@ -200,10 +213,10 @@ class Scheduler:
         chunks = self._plan_chunks(budget) if len(self.prefilling) else None
         if chunks is not None:
             budget -= int(chunks.sum())
-        admitted, copies, chunks = self._admission.admit(budget, chunks)
+        admitted, chunks = self._admission.admit(budget, chunks)
         if not self.num_running:
             return None
-        return self._build_plan(admitted, copies, chunks)
+        return self._build_plan(admitted, chunks)
 
     def _room_for_decodes(self) -> bool:
         """Give every decoding row a block for its next token, preempting where blocks are short.
@@ -212,45 +225,16 @@ class Scheduler:
             rows = self.decoding
             due = self._due = self._borders.due(rows, self._steps, self.slots, self.kv)
             fitting = self.kv.extend(due, self.slots.num_tokens[due]) if len(due) else 0
+            if self._causes_copies:
+                self.copies.extend(self.kv.take_copies())
             if fitting == len(due):
                 return True
             if self.in_flight:
                 return False
             assert self.num_running > 1, "one sequence alone cannot be short of blocks"
-            victim = self._choose_victim()
-            self.note_preemption(victim, int(self.slots.handle[due[fitting]]), "blocks")
-            self.preempt(victim)
+            lacks = int(self.slots.handle[due[fitting]])
+            self.preemption.preempt(self.preemption.choose_victim(), lacks, "blocks")
         return True
-
-    def _choose_victim(self) -> int:
-        running = np.concatenate([self.decoding.slots, self.prefilling.slots])
-        keys = self.policy.victim_keys(self.slots.view(running, self.clock()))
-        # Among equals the one admitted last.
-        return int(running[len(running) - 1 - int(np.argmax(keys[::-1]))])
-
-    def preempt(self, slot: int) -> None:
-        """Take a sequence off its slot; it waits to be computed again."""
-        sequence = self.slots.sequences[slot]
-        assert sequence is not None, f"slot {slot} is empty"
-        self.preemption.decide(
-            Victim(
-                slot=slot,
-                handle=sequence.handle,
-                num_computed=int(self.slots.num_computed[slot]),
-                num_blocks=int(self.kv.num_slot_blocks[slot]),
-                host_blocks_free=0,
-            )
-        )
-        sequence.known = self.slots.tokens[slot, : self.slots.num_tokens[slot]].copy()
-        sequence.digest = self.kv.digest(sequence.known, sequence.request.extra_keys)
-        self._leave_rows(slot)
-        self.slots.unseat(slot)
-        self._free_slot(slot)
-        sequence.num_preemptions += 1
-        self.num_preemptions += 1
-        waiting = sequence.waiting
-        waiting.num_tokens, waiting.num_preemptions = len(sequence.known), sequence.num_preemptions
-        self.policy.add(waiting)
 
     def _plan_chunks(self, budget: int) -> NDArray[np.int64]:
         """Tokens for each prefilling row, in the order of the rows."""
@@ -278,7 +262,6 @@ class Scheduler:
     def _build_plan(
         self,
         admitted: list[AdmittedRow],
-        copies: NDArray[np.int32],
         chunks: NDArray[np.int64] | None,
     ) -> StepPlan | None:
         """Fix the batch, advance the state, and describe both."""
@@ -305,6 +288,7 @@ class Scheduler:
             done = computed == table.num_tokens[index]
             sample_rows = np.flatnonzero(done).astype(np.int32)
             sampling = slots[done]
+        copies, num_host_copies = self.copies.take()
         record = InFlight(
             step=self._steps,
             slots=slots,
@@ -315,6 +299,10 @@ class Scheduler:
             num_decodes=num_decodes,
             num_prefill_tokens=0 if chunks is None else int(counts[num_decodes:].sum()),
             departures=table.departures,
+            num_prefill_tokens=int(counts[num_decodes:].sum()),
+            num_copies=copies.shape[1],
+            num_host_copies=num_host_copies,
+            log=self.preemption.take_log(),
         )
         batch = self._batch_slots(slots, chunks is None)
         if self._tells_policy:
@@ -419,6 +407,7 @@ class Scheduler:
         tokens = token_ids[:, 0]
         table.put_tokens(slots, positions, tokens)
         self._publish(record)
+        self.preemption.observe(record, result)
         outputs = EngineOutputs(
             step=result.step,
             handles=handles,
@@ -518,25 +507,24 @@ class Scheduler:
         slot = sequence.slot
         if slot >= 0:
             sequence.num_output = int(self.slots.num_tokens[slot]) - sequence.num_prompt
-            self._leave_rows(slot)
-            self.slots.unseat(slot)
-            self._free_slot(slot)
+            self.vacate(slot)
         else:
             sequence.num_output = len(sequence.known) - sequence.num_prompt
             self.policy.remove(sequence.handle)
+            self.preemption.forget(sequence)
         self._finished.append(finish)
         if self.on_finished is not None:
             self.on_finished(sequence, finish.reason)
 
-    def _leave_rows(self, slot: int) -> None:
+    def vacate(self, slot: int) -> None:
+        """Take the sequence off its slot. The slot is free now, or after the newest step in flight,
+        which may still write into its blocks."""
         phase = self.slots.phase[slot]
         if phase == Phase.DECODE:
             self.decoding.keep(self.decoding.slots != slot)
         elif phase == Phase.PREFILL:
             self.prefilling.keep(self.prefilling.slots != slot)
-
-    def _free_slot(self, slot: int) -> None:
-        """Now, or after the newest step in flight, which may still write into its blocks."""
+        self.slots.unseat(slot)
         if self.in_flight:
             self.in_flight[-1].deferred.append(slot)
         else:
@@ -558,20 +546,13 @@ class Scheduler:
             sequence.num_cached = num_cached
             self._cached[sequence.handle] = num_cached
 
-    def note_preemption(self, slot: int, by: int, why: str) -> None:
-        """The sequence in `slot` is about to give way to handle `by`, which lacks a `seat` or
-        `blocks`."""
-        sequence = self.slots.sequences[slot]
-        assert sequence is not None, f"slot {slot} is empty"
-        sequence.lost_to = (by, why)
-
     @property
     def num_steps(self) -> int:
         """Steps planned so far."""
         return self._steps
 
     def stats(self) -> SchedulerStats:
-        kv = self.kv.stats()
+        kv, preemption = self.kv.stats(), self.preemption
         return SchedulerStats(
             num_running=self.num_running,
             num_waiting=self.num_waiting,
@@ -580,7 +561,16 @@ class Scheduler:
             num_evictable_blocks=kv.num_evictable,
             prefix_queries=kv.prefix_queries,
             prefix_hits=kv.prefix_hits,
-            num_preemptions=self.num_preemptions,
+            num_preemptions=preemption.num_preemptions,
+            num_swapped=preemption.num_swapped,
+            num_swap_outs=preemption.num_swap_outs,
+            num_swap_ins=preemption.num_swap_ins,
+            num_swap_blocks=kv.num_swap_blocks,
+            num_free_swap_blocks=kv.num_free_swap_blocks,
+            host_cache_blocks=kv.host_cache_blocks,
+            host_cache_used=kv.host_cache_used,
+            host_cache_queries=kv.host_cache_queries,
+            host_cache_hits=kv.host_cache_hits,
         )
 
 

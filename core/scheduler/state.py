@@ -35,9 +35,10 @@ class Phase(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One sequence from arrival to end. `known`: its tokens while it has no slot (int32). Times are
-    seconds on the engine's clock. `lost_to`: handle of the sequence that it last gave way to, and
-    what that lacked, `seat` or `blocks`."""
+    """One sequence from arrival to end. `known`: its tokens while it has no slot (int32).
+    `swapped`: the KV cache manager's handle on its content in the host pool. Times are seconds on
+    the engine's clock. `lost_to`: handle of the sequence that it last gave way to, and what that
+    lacked, `seat` or `blocks`."""
 
     request: EngineRequest
     waiting: WaitingRequest
@@ -51,6 +52,7 @@ class Sequence:
     num_output: int = 0
     num_cached: int = 0
     num_preemptions: int = 0
+    swapped: Any = None
     children: list[Sequence] = field(default_factory=list)
     lost_to: tuple[int, str] | None = None
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from octavo.core.config.models import COMPOSED, Choice
+from octavo.core.contracts.eviction_policy import EvictionPolicyContext
 from octavo.core.contracts.kv_cache_manager import KVCacheManagerContext
 from octavo.core.contracts.preemption_policy import PreemptionPolicyContext
 from octavo.core.contracts.scheduler_policy import SchedulerPolicyContext
@@ -46,12 +47,15 @@ def make_fake_engine(
     *,
     policy: Any = "fcfs",
     manager: Any = "paged",
+    eviction: Any = "lru",
     preemption: Any = "recompute",
     num_blocks: int = 400,
     block_size: int = 4,
     max_num_seqs: int = 8,
     budget: int = 32,
     max_model_len: int = 96,
+    num_swap_blocks: int = 0,
+    num_host_cache_blocks: int = 0,
     prefix_caching: bool = True,
     in_flight: int = 1,
     chunked_prefill: bool = True,
@@ -70,9 +74,16 @@ def make_fake_engine(
 
     worker = FakeWorker(block_size=block_size)
     executor = FakeExecutor(worker, in_flight)
-    executor.allocate_kv(num_blocks)
+    executor.allocate_kv(num_blocks, num_swap_blocks + num_host_cache_blocks)
     kv_context = KVCacheManagerContext(
-        num_blocks, block_size, max_num_seqs, max_model_len, prefix_caching=prefix_caching
+        num_blocks,
+        block_size,
+        max_num_seqs,
+        max_model_len,
+        prefix_caching=prefix_caching,
+        num_swap_blocks=num_swap_blocks,
+        num_host_cache_blocks=num_host_cache_blocks,
+        eviction=_part("eviction_policy", eviction, EvictionPolicyContext(num_blocks)),
     )
     scheduler = Scheduler(
         SchedulerLimits(
@@ -170,6 +181,8 @@ def assert_clean(engine: EngineCore) -> None:
     """Every block is free or evictable, every slot free, nothing waits."""
     stats = engine.scheduler.kv.stats()
     assert stats.num_free + stats.num_evictable == stats.num_blocks, "blocks are still in use"
+    assert stats.num_free_swap_blocks == stats.num_swap_blocks, "host blocks are still in use"
+    assert engine.scheduler.preemption.num_swapped == 0, "sequences are still counted as swapped"
     assert engine.scheduler.slots.num_free == engine.scheduler.limits.max_num_seqs
     assert not engine.scheduler.sequences, "sequences are left"
     assert len(engine.scheduler.policy) == 0, "the policy still holds requests"

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core.contracts.executor import Executor, Ticket, Worker, WorkerReport
+from octavo.core.contracts.kv_cache_manager import CopyKind
 from octavo.core.contracts.model import KVSpec
 from octavo.core.messages import LogitMasks, StepPlan, StepResult
 
@@ -35,6 +36,7 @@ class FakeWorker(Worker):
     vocab_size: int = 97
     rows: dict[int, _Row] = field(default_factory=dict)
     steps: list[tuple[int, int]] = field(default_factory=list)
+    num_copies: list[int] = field(default_factory=lambda: [0, 0, 0])
 
     def load(self) -> WorkerReport:
         return WorkerReport(
@@ -50,6 +52,7 @@ class FakeWorker(Worker):
 
     def allocate_kv(self, num_blocks: int, num_host_blocks: int = 0) -> None:
         self.pool = np.full((num_blocks, self.block_size), -1, np.int64)
+        self.host = np.full((num_host_blocks, self.block_size), -1, np.int64)
 
     def next_token(self, tokens: list[int], seed: int, index: int) -> int:
         data = np.asarray([*tokens, index, seed & 0xFFFF], np.int32).tobytes()
@@ -71,8 +74,15 @@ class FakeWorker(Worker):
             assert group == 0, "the fake worker has one KV group"
             assert index == len(self.rows[slot].blocks), f"slot {slot}: block out of order"
             self.rows[slot].blocks.append(block)
-        for _, _, source, target, count in plan.copies.T.tolist():
-            self.pool[target, :count] = self.pool[source, :count]
+        for kind, _, source, target, count in plan.copies.T.tolist():
+            reads = self.host if kind == CopyKind.TO_DEVICE else self.pool
+            writes = self.host if kind == CopyKind.TO_HOST else self.pool
+            assert target > 0 or kind == CopyKind.TO_HOST, "the null block was written"
+            values = reads[source, :count].copy()
+            assert (values >= 0).all(), "a copy reads what was never written"
+            writes[target] = -1  # whatever is not copied is lost
+            writes[target, :count] = values
+            self.num_copies[kind] += 1
         self._write(plan)
         self._plan = plan
 

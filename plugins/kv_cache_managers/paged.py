@@ -1,19 +1,17 @@
-"""KV cache manager `paged`: fixed-size blocks, chained hashes of full blocks, LRU eviction.
+"""KV cache manager `paged`: fixed-size blocks, chained hashes of full blocks, eviction as a seam.
 
 Prefix reuse: a full block is known by SHA-256(parent hash, its token ids as little-endian int32),
 where the parent of the first block is SHA-256 of the request's extra keys. Only blocks whose KV was
-computed are published. A block without user keeps its content on an LRU list until its memory is
-needed; blocks later in a sequence are evicted before those they continue.
+computed are published. A block without user keeps its content until its memory is needed; which
+goes first says the eviction policy. With a host cache, evicted content goes to the host and comes
+back on a prefix hit.
 
 (Paged KV: Kwon et al., "Efficient Memory Management for LLM Serving with PagedAttention", SOSP'23.)
-
-Every KV group uses the same block numbers: a block id stands for one block in each group's pool.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -21,15 +19,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.core.contracts.eviction_policy import EvictionPolicy, EvictionPolicyContext
 from octavo.core.contracts.kv_cache_manager import (
     NO_MATCH,
     BlockCopy,
-    KVCacheManager,
+    CopyKind,
     KVCacheManagerContext,
     KVStats,
     Match,
 )
 from octavo.core.contracts.provider import NoOptions
+from octavo.plugins.eviction.lru import LruPolicy
+from octavo.plugins.kv_cache_managers.host_pool import HostCache, Swapped
+from octavo.plugins.kv_cache_managers.tables import BlockTableManager
 
 
 @dataclass(slots=True)
@@ -44,32 +46,24 @@ class Digest:
 _EMPTY = Digest(0, b"")
 
 
-class PagedKVCacheManager(KVCacheManager):
-    """See the module. `num_slot_blocks[s]` entries of `block_tables[:, s]` are in use."""
+class PagedKVCacheManager(BlockTableManager):
+    """See the module. `_published[s]`: leading blocks of a slot that were offered for reuse."""
+
+    uses = frozenset({"swap", "eviction", "host_cache"})
 
     def __init__(self, options: NoOptions, context: KVCacheManagerContext) -> None:
-        self.block_size = context.block_size
+        super().__init__(context)
         self.prefix_caching = context.prefix_caching
-        self.num_blocks = context.num_blocks
-        self._groups = range(context.num_groups)
-        self._max_blocks = -(-context.max_model_len // self.block_size)
-        # An odd row length: rows a power of two apart would share cache sets.
-        row = self._max_blocks | 1
-        table = np.zeros((context.max_num_seqs, row), np.int32)
-        self._table = table[:, : self._max_blocks]
-        self.block_tables = np.broadcast_to(self._table, (context.num_groups, *self._table.shape))
-        self.num_slot_blocks = np.zeros(context.max_num_seqs, np.int32)
         self._published = np.zeros(context.max_num_seqs, np.int64)
         self._digests: list[Digest] = [_EMPTY] * context.max_num_seqs
-        self._refs = np.zeros(self.num_blocks, np.int32)
-        self._free: list[int] = list(range(self.num_blocks - 1, 0, -1))
         self._cached: dict[bytes, int] = {}
         self._hash_of: list[bytes | None] = [None] * self.num_blocks
-        # LRU with lazy deletion: an entry counts only while it carries its block's stamp.
-        self._lru: deque[tuple[int, int]] = deque()
-        self._stamp_of = [0] * self.num_blocks
-        self._stamp = 0
-        self._num_evictable = 0
+        eviction = context.eviction
+        if eviction is None:  # (one that holds nothing is false)
+            eviction = LruPolicy(NoOptions(), EvictionPolicyContext(context.num_blocks))
+        self._eviction = eviction
+        self._links = type(self._eviction).link is not EvictionPolicy.link
+        self._host = HostCache(context.num_swap_blocks, context.num_host_cache_blocks)
         self._queries = self._hits = 0
 
     # ---- lookup and admission -------------------------------------------------------------------
@@ -93,57 +87,64 @@ class PagedKVCacheManager(KVCacheManager):
             hashes.append(parent)
 
     def lookup(self, digest: Any, token_ids: NDArray[np.int32]) -> Match:
+        """The match's handle: blocks, 0 where the content is on the host."""
         limit = (digest.num_tokens - 1) // self.block_size
+        cached, host = self._cached, self._host
         blocks: list[int] = []
         for key in digest.hashes[:limit]:
-            block = self._cached.get(key)
-            if block is None:
+            block = cached.get(key, 0)
+            if not block and key not in host:
                 break
             blocks.append(block)
         return Match(len(blocks) * self.block_size, blocks) if blocks else NO_MATCH
 
     def admit(self, slot: int, digest: Any, match: Match, total: int) -> Sequence[BlockCopy] | None:
-        shared: list[int] = match.handle or []
+        matched: list[int] = match.handle or []
+        shared = [block for block in matched if block]
         needed = -(-total // self.block_size) - len(shared)
         revived = sum(1 for block in shared if self._refs[block] == 0)
         if needed > self.num_available - revived:
             return None
-        for block in shared:
-            self._take_shared(block)
-        blocks = shared + self._allocate_many(needed)
-        self._table[slot, : len(blocks)] = blocks
-        self.num_slot_blocks[slot] = len(blocks)
-        self._published[slot] = len(shared)
+        self._take_shared(shared)
         # The slot's own copy: it grows with the output.
-        self._digests[slot] = Digest(digest.num_tokens, digest.root, list(digest.hashes))
-        if self.prefix_caching:
-            self._queries += digest.num_tokens
-            self._hits += match.num_tokens
-        return ()
-
-    def extend(self, slots: NDArray[np.intp], totals: NDArray[np.int64]) -> int:
-        have = self.num_slot_blocks[slots]
-        short = np.flatnonzero(totals > have * self.block_size)
-        if not short.size:
-            return len(slots)
-        held = have[short]
-        needed = -(-totals[short] // self.block_size) - held
-        fitting = int(np.searchsorted(np.cumsum(needed), self.num_available, side="right"))
-        self._append(slots[short[:fitting]], held[:fitting], needed[:fitting])
-        return len(slots) if fitting == len(short) else int(short[fitting])
-
-    def _append(
-        self, slots: NDArray[np.intp], held: NDArray[np.int32], needed: NDArray[np.int64]
-    ) -> None:
-        """Give `needed[i]` new blocks to `slots[i]`, which holds `held[i]`."""
-        blocks = self._allocate_many(int(needed.sum()))
-        if len(blocks) == len(slots):  # one each, as in decoding
-            self._table[slots, held] = blocks
+        own = Digest(digest.num_tokens, digest.root, list(digest.hashes))
+        if len(shared) == len(matched):
+            self._seat(slot, shared + self._allocate_many(needed))
         else:
-            rows = np.repeat(np.arange(len(slots)), needed)
-            offsets = np.arange(len(blocks)) - (np.cumsum(needed) - needed)[rows]
-            self._table[slots[rows], held[rows] + offsets] = blocks
-        self.num_slot_blocks[slots] += needed.astype(np.int32)
+            self._fetch(slot, own, matched, needed)
+        self._digests[slot] = own
+        self._published[slot] = len(matched)
+        if self.prefix_caching:
+            self._count(digest, len(matched), len(shared))
+        return self.take_copies()
+
+    def _fetch(self, slot: int, digest: Digest, matched: list[int], needed: int) -> None:
+        """Seat the slot; blocks whose content is on the host get it from there."""
+        keys = [key for key, block in zip(digest.hashes, matched, strict=False) if not block]
+        # Held on to, because what the new blocks evict goes to the host.
+        sources = [self._host.take(key) for key in keys]
+        new = self._allocate_many(needed)
+        targets, rest = new[: len(keys)], new[len(keys) :]
+        size = self.block_size
+        self._copy(
+            ((s, t, size) for s, t in zip(sources, targets, strict=True)), CopyKind.TO_DEVICE
+        )
+        for key, source in zip(keys, sources, strict=True):
+            self._host.put_back(key, source)
+        arriving = iter(targets)
+        self._seat(slot, [block or next(arriving) for block in matched] + rest)
+        for index, block in enumerate(matched):
+            if not block:  # the copies run before any step that could read it
+                before = digest.hashes[index - 1] if index else None
+                self._name([digest.hashes[index]], [int(self._table[slot, index])], [before])
+
+    def _count(self, digest: Digest, num_matched: int, num_shared: int) -> None:
+        size, host = self.block_size, self._host
+        self._queries += digest.num_tokens
+        self._hits += num_matched * size
+        if host.num_blocks:
+            host.queries += digest.num_tokens - num_shared * size
+            host.hits += (num_matched - num_shared) * size
 
     # ---- publication and release ----------------------------------------------------------------
 
@@ -167,7 +168,9 @@ class PagedKVCacheManager(KVCacheManager):
             digest = self._digests[slot]
             if len(digest.hashes) < end:
                 self._hash_blocks(digest, tokens[slot], end)
-            self._name(digest.hashes[begin:end], self._table[slot, begin:end].tolist())
+            keys, blocks = digest.hashes[begin:end], self._table[slot, begin:end].tolist()
+            before = digest.hashes[begin - 1] if begin else None
+            self._name(keys, blocks, [before, *keys[:-1]] if self._links else ())
 
     def _publish_one_each(
         self, slots: NDArray[np.intp], first: NDArray[np.int64], tokens: NDArray[np.int32]
@@ -177,7 +180,8 @@ class PagedKVCacheManager(KVCacheManager):
         columns = first[:, None] * size + np.arange(size)
         data = tokens[slots[:, None], columns].astype("<i4", copy=False).tobytes()
         blocks = self._table[slots, first].tolist()
-        keys = []
+        keys: list[bytes] = []
+        before: list[bytes | None] = []
         for row, (slot, index) in enumerate(zip(slots.tolist(), first.tolist(), strict=True)):
             digest = self._digests[slot]
             hashes = digest.hashes
@@ -185,44 +189,35 @@ class PagedKVCacheManager(KVCacheManager):
                 parent = hashes[-1] if hashes else digest.root
                 hashes.append(sha256(parent + data[4 * size * row : 4 * size * (row + 1)]).digest())
             keys.append(hashes[index])
-        self._name(keys, blocks)
+            if self._links:
+                before.append(hashes[index - 1] if index else None)
+        self._name(keys, blocks, before)
 
-    def _name(self, keys: list[bytes], blocks: list[int]) -> None:
-        """Make blocks known by their hashes, those that are not known already."""
+    def _name(
+        self, keys: Sequence[bytes], blocks: Sequence[int], before: Sequence[bytes | None]
+    ) -> None:
+        """Make blocks known by their hashes, those that are not known already. before: hashes of
+        the blocks that they continue, needed where the eviction policy follows chains."""
         cached, hash_of = self._cached, self._hash_of
-        for key, block in zip(keys, blocks, strict=True):
+        for row, (key, block) in enumerate(zip(keys, blocks, strict=True)):
             if key not in cached:
                 cached[key] = block
                 hash_of[block] = key
+                if self._links:
+                    parent = before[row]
+                    self._eviction.link(block, 0 if parent is None else cached.get(parent, 0))
 
     def truncate(self, slot: int, total: int) -> None:
-        keep = -(-total // self.block_size)
-        self._drop(slot, keep)
+        super().truncate(slot, total)
         full = total // self.block_size
         self._published[slot] = min(int(self._published[slot]), full)
         del self._digests[slot].hashes[full:]
 
-    def release(self, slot: int) -> None:
-        self._drop(slot, 0)
+    def _forget_slot(self, slot: int) -> None:
         self._published[slot] = 0
         self._digests[slot] = _EMPTY
 
-    def _drop(self, slot: int, keep: int) -> None:
-        """Give back the slot's blocks from index `keep` on, the last one first."""
-        held = int(self.num_slot_blocks[slot])
-        if held <= keep:
-            return
-        blocks = self._table[slot, keep:held][::-1].copy()
-        self._table[slot, keep:held] = 0
-        self.num_slot_blocks[slot] = keep
-        self._refs[blocks] -= 1
-        for block in blocks[self._refs[blocks] == 0].tolist():
-            if self._hash_of[block] is None:
-                self._free.append(block)
-            else:
-                self._retire(block)
-
-    # ---- forks ----------------------------------------------------------------------------------
+    # ---- forks and swapping ---------------------------------------------------------------------
 
     def fork(self, parent: int, child: int, total: int) -> Sequence[BlockCopy] | None:
         if self.num_available < 1:
@@ -231,104 +226,103 @@ class PagedKVCacheManager(KVCacheManager):
         shared = self._table[parent, :full]
         self._refs[shared] += 1
         (own,) = self._allocate_many(1)
-        self._table[child, :full] = shared
-        self._table[child, full] = own
-        self.num_slot_blocks[child] = full + 1
+        self._seat(child, [*shared.tolist(), own])
         origin = self._digests[parent]
         self._digests[child] = Digest(total, origin.root, origin.hashes[:full])
         self._published[child] = min(int(self._published[parent]), full)
         if self.prefix_caching:
             self._queries += total + 1
             self._hits += total
-        if not partial:
-            return ()
-        source = int(self._table[parent, full])
-        return [BlockCopy(group, source, own, partial) for group in self._groups]
+        if partial:
+            source = int(self._table[parent, full])
+            self._copy([(source, own, partial)], CopyKind.DEVICE)
+        return self.take_copies()
+
+    def _swap_state(self, slot: int) -> Digest:
+        return self._digests[slot]
+
+    def _shared_on_return(self, swapped: Swapped) -> list[int]:
+        digest: Digest = swapped.state
+        shared: list[int] = []
+        for key in digest.hashes[: swapped.num_tokens // self.block_size]:
+            block = self._cached.get(key)
+            if block is None:
+                break
+            shared.append(block)
+        return shared
+
+    def _swapped_in(self, slot: int, swapped: Swapped, num_shared: int) -> None:
+        self._digests[slot] = swapped.state
+        self._published[slot] = num_shared
 
     # ---- blocks ---------------------------------------------------------------------------------
 
-    @property
-    def num_available(self) -> int:
-        """Blocks that can be handed out now."""
-        return len(self._free) + self._num_evictable
+    def _num_evictable(self) -> int:
+        return len(self._eviction)
 
-    def _allocate_many(self, count: int) -> list[int]:
-        """New blocks with one user each; the caller has checked that there are enough."""
-        free = self._free
-        taken = min(count, len(free))
-        blocks = free[len(free) - taken :][::-1]
-        del free[len(free) - taken :]
-        blocks += [self._evict() for _ in range(count - taken)]
-        self._refs[blocks] = 1
+    def _take_shared(self, blocks: list[int]) -> None:
+        if blocks:
+            self._eviction.reuse(blocks)
+            self._refs[blocks] += 1
+
+    def _retire(self, blocks: list[int]) -> None:
+        hash_of = self._hash_of
+        kept = [block for block in blocks if hash_of[block] is not None]
+        if kept:
+            self._eviction.retire(kept)
+        if len(kept) < len(blocks):
+            self._free.extend(block for block in blocks if hash_of[block] is None)
+
+    def _evict(self, count: int) -> list[int]:
+        blocks = self._eviction.evict(count)
+        for block in blocks:
+            key = self._hash_of[block]
+            assert key is not None, f"block {block} is evictable and has no content"
+            if self._host.num_blocks:
+                target = self._host.store(key)
+                if target is not None:
+                    self._copy([(block, target, self.block_size)], CopyKind.TO_HOST)
+            del self._cached[key]
+            self._hash_of[block] = None
         return blocks
-
-    def _take_shared(self, block: int) -> None:
-        if self._refs[block] == 0:
-            self._stamp_of[block] = 0
-            self._num_evictable -= 1
-        self._refs[block] += 1
-
-    def _retire(self, block: int) -> None:
-        """The block lost its last user and keeps its content."""
-        self._stamp += 1
-        self._stamp_of[block] = self._stamp
-        self._lru.append((block, self._stamp))
-        self._num_evictable += 1
-        if len(self._lru) > 2 * self._num_evictable + 1024:
-            self._lru = deque(e for e in self._lru if self._stamp_of[e[0]] == e[1])
-
-    def _evict(self) -> int:
-        """The least recently used block without user; its content is forgotten."""
-        while True:
-            block, stamp = self._lru.popleft()
-            if self._stamp_of[block] == stamp:
-                break
-        self._stamp_of[block] = 0
-        self._num_evictable -= 1
-        self._forget(block)
-        return block
-
-    def _forget(self, block: int) -> None:
-        key = self._hash_of[block]
-        assert key is not None, f"block {block} on the LRU list has no hash"
-        del self._cached[key]
-        self._hash_of[block] = None
 
     # ---- inspection -----------------------------------------------------------------------------
 
-    def fits(self, total: int) -> int | None:
-        most = min(self.num_blocks - 1, self._max_blocks) * self.block_size
-        return None if total <= most else most
-
     def stats(self) -> KVStats:
+        host = self._host
         return KVStats(
-            self.num_blocks - 1, len(self._free), self._num_evictable, self._queries, self._hits
+            self.num_blocks - 1,
+            len(self._free),
+            len(self._eviction),
+            self._queries,
+            self._hits,
+            self._swap.num_blocks,
+            self._swap.num_free,
+            host.num_blocks,
+            len(host),
+            host.queries,
+            host.hits,
         )
 
     def reset_prefix_cache(self) -> bool:
         if self.num_available < self.num_blocks - 1:
             return False
-        while self._num_evictable:
-            self._free.append(self._evict())
-        self._lru.clear()
+        for block in self._eviction.evict(len(self._eviction)):
+            key = self._hash_of[block]
+            assert key is not None, f"block {block} is evictable and has no content"
+            del self._cached[key]
+            self._hash_of[block] = None
+            self._free.append(block)
+        self._host.clear()
         return True
 
+    def _evictable(self) -> Iterable[int]:
+        return self._eviction.blocks()
+
     def check(self) -> None:
-        refs = np.zeros(self.num_blocks, np.int64)
-        for slot in range(len(self._table)):
-            held = int(self.num_slot_blocks[slot])
-            np.add.at(refs, self._table[slot, :held], 1)
-            assert not self._table[slot, held:].any(), f"slot {slot}: entries past its blocks"
-        assert refs[0] == 0, "the null block was handed out"
-        assert (refs == self._refs).all(), "reference counts differ from block tables"
+        super().check()
         free = set(self._free)
-        evictable = {block for block, stamp in self._lru if self._stamp_of[block] == stamp}
-        used = set(np.flatnonzero(refs).tolist())
-        assert len(free) == len(self._free), "a block is free twice"
-        assert len(evictable) == self._num_evictable, "evictable blocks are miscounted"
-        states = len(free) + len(evictable) + len(used)
-        assert states == len(free | evictable | used), "a block is in two states"
-        assert free | evictable | used == set(range(1, self.num_blocks)), "blocks were lost"
         for key, block in self._cached.items():
             assert self._hash_of[block] == key, f"block {block}: hash and table disagree"
             assert block not in free, f"block {block} is free and published"
+        self._host.check()

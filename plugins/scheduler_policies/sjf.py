@@ -39,7 +39,8 @@ class SjfPolicy(QueuePolicy):
         self._seconds_a_token = 1.0 / options.tokens_per_s
 
     def key(self, request: WaitingRequest) -> float:
-        return request.arrival + request.num_tokens * self._seconds_a_token
+        remaining = request.num_tokens - request.num_computed
+        return request.arrival + remaining * self._seconds_a_token
 
     def order(self, view: RunningView) -> NDArray[np.intp] | None:
         if len(view.slots) < 2:

@@ -36,6 +36,7 @@ VALUES = {
     "scheduling_policy": ("priority", Choice(name="priority")),
     "block_size": (32, 32),
     "enable_prefix_caching": (False, False),
+    "swap_space": (2, 2 << 30),
     "kv_cache_dtype": ("fp8_e4m3", "fp8"),
     "gpu_memory_utilization": (0.5, 0.5),
     "kv_cache_memory_bytes": (1 << 20, 1 << 20),
@@ -149,11 +150,18 @@ def test_refused(keywords, message):
     assert str(caught.value).startswith(message)
 
 
+def test_swap_space_is_given_in_gib():
+    assert from_keywords({"swap_space": 1.5}) == {"preemption.swap_space": 3 << 29}
+    assert from_keywords({"swap_space": 0}) == {"preemption.swap_space": 0}
+    with pytest.raises(ConfigError, match=r"swap_space: expected GiB, a number from 0 on, got -1"):
+        from_keywords({"swap_space": -1})
+
+
 def test_without_effect(caplog):
     with caplog.at_level(logging.WARNING, logger="octavo.config"):
-        assert from_keywords({"swap_space": 4}) == {}
+        assert from_keywords({"max_seq_len_to_capture": 4}) == {}
     assert [r.getMessage() for r in caplog.records] == [
-        "swap_space has no effect in Octavo: Preempted sequences are recomputed."
+        "max_seq_len_to_capture has no effect in Octavo: graph.runner decides."
     ]
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from octavo.core.errors import ConfigError
 from octavo.core.messages import EngineRequest
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.testing.fake_engine import Collector, assert_clean
@@ -116,6 +117,67 @@ def test_a_pool_so_small_that_sequences_are_preempted(make_engine, prompts, refe
     engine = make_engine(config)
     assert run(engine, greedy(prompts)) == reference
     assert engine.metrics()["num_preemptions"] > 3
+
+
+TIGHT = {"num_blocks": 12, "block_size": 8}
+
+
+def twice(prompts):
+    return greedy(prompts) + [
+        request(100 + number, prompt) for number, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.mark.parametrize("manager", ["paged", "radix", "none"])
+def test_swapped_sequences_go_on_with_the_same_tokens(make_engine, prompts, reference, manager):
+    engine = make_engine(
+        {
+            "kv_cache": {**TIGHT, "manager": manager},
+            "preemption": {"policy": "swap", "swap_space": 2**20},
+        }
+    )
+    assert engine.report.num_swap_blocks > 20
+    assert run(engine, greedy(prompts)) == reference
+    metrics = engine.metrics()
+    assert metrics["num_swap_ins"] == metrics["num_swap_outs"] == metrics["num_preemptions"] > 3
+
+
+def test_the_cheaper_way_to_preempt_is_measured(make_engine, prompts, reference):
+    engine = make_engine({"kv_cache": TIGHT, "preemption": {"policy": "auto"}})
+    assert run(engine, greedy(prompts)) == reference
+    metrics = engine.metrics()
+    assert metrics["num_preemptions"] > 3
+    assert metrics["num_swap_outs"] > 0  # the first one at least, to measure
+    policy = engine.scheduler.preemption.policy
+    assert policy.reason()
+    assert policy._copy.value > 0
+    assert policy._prefill.value > 0
+
+
+def test_evicted_prefixes_come_back_from_the_host(make_engine, prompts, reference):
+    engine = make_engine({"kv_cache": {**TIGHT, "num_blocks": 14, "host_cache_bytes": 2**20}})
+    assert run(engine, twice(prompts)) == reference + reference
+    metrics = engine.metrics()
+    assert 0 < metrics["host_cache_hits"] < metrics["host_cache_queries"]
+
+
+@pytest.mark.parametrize("manager", ["radix", "none"])
+def test_other_managers(make_engine, prompts, reference, manager):
+    engine = make_engine({"kv_cache": {"manager": manager}})
+    assert run(engine, twice(prompts)) == reference + reference
+    assert (engine.metrics()["prefix_hits"] > 0) == (manager == "radix")
+
+
+@pytest.mark.parametrize(
+    ("config", "path"),
+    [
+        ({"manager": "radix", "eviction": "lfu"}, "kv_cache.eviction"),
+        ({"manager": "none", "host_cache_bytes": 2**20}, "kv_cache.host_cache_bytes"),
+    ],
+)
+def test_what_a_manager_does_not_do_is_refused(make_engine, config, path):
+    with pytest.raises(ConfigError, match=rf"{path}.*the KV cache manager '{config['manager']}'"):
+        make_engine({"kv_cache": config})
 
 
 SAMPLED = {"temperature": 1.0, "top_k": 40, "top_p": 0.95}

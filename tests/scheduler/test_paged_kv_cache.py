@@ -1,12 +1,9 @@
-"""The paged KV cache manager by itself: a state machine, and what hashing promises."""
+"""The paged KV cache manager by itself: what hashing and eviction promise."""
 
 from __future__ import annotations
 
-import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from octavo.core.contracts.kv_cache_manager import KVCacheManagerContext
 from octavo.core.contracts.provider import NoOptions
@@ -22,116 +19,6 @@ def make(num_blocks=24, prefix_caching=True, groups=1):
 
 def ids(*tokens):
     return np.asarray(tokens, np.int32)
-
-
-class Machine(RuleBasedStateMachine):
-    """Writes every token into a model of the pool, and reads each sequence back."""
-
-    def __init__(self):
-        super().__init__()
-        self.kv = make()
-        self.pool = np.full((24, SIZE), -1, np.int64)
-        self.tokens = np.zeros((SLOTS, LENGTH), np.int32)
-        self.lengths: dict[int, int] = {}
-
-    def _write(self, slot, start):
-        for position in range(start, self.lengths[slot]):
-            block = self.kv.block_tables[0, slot, position // SIZE]
-            users = sum(
-                block in self.kv.block_tables[0, other, : self.kv.num_slot_blocks[other]]
-                for other in self.lengths
-            )
-            assert users == 1, "a shared block is written"
-            self.pool[block, position % SIZE] = self.tokens[slot, position]
-        self.kv.commit(
-            np.asarray([slot], np.intp), np.asarray([self.lengths[slot]], np.int64), self.tokens
-        )
-
-    def _copy(self, copies):
-        for copy in copies:
-            self.pool[copy.target, : copy.num_tokens] = self.pool[copy.source, : copy.num_tokens]
-
-    @precondition(lambda self: len(self.lengths) < SLOTS)
-    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=20))
-    def admit(self, prompt):
-        slot = min(set(range(SLOTS)) - set(self.lengths))
-        tokens = ids(*prompt)
-        digest = self.kv.digest(tokens, [])
-        match = self.kv.lookup(digest, tokens)
-        assert match.num_tokens < len(prompt)
-        before = self.kv.stats()
-        copies = self.kv.admit(slot, digest, match, len(prompt))
-        if copies is None:
-            assert self.kv.stats() == before
-            return
-        self.tokens[slot, : len(prompt)] = tokens
-        self.lengths[slot] = len(prompt)
-        self._copy(copies)
-        self._write(slot, match.num_tokens)
-
-    @precondition(lambda self: self.lengths)
-    @rule(data=st.data(), more=st.integers(1, 9))
-    def extend(self, data, more):
-        slot = data.draw(st.sampled_from(sorted(self.lengths)))
-        total = min(self.lengths[slot] + more, LENGTH)
-        fit = self.kv.extend(np.asarray([slot], np.intp), np.asarray([total], np.int64))
-        if not fit:
-            return
-        start = self.lengths[slot]
-        self.tokens[slot, start:total] = data.draw(
-            st.lists(st.integers(0, 1), min_size=total - start, max_size=total - start)
-        )
-        self.lengths[slot] = total
-        self._write(slot, start)
-
-    @precondition(lambda self: 0 < len(self.lengths) < SLOTS)
-    @rule(data=st.data())
-    def fork(self, data):
-        parent = data.draw(st.sampled_from(sorted(self.lengths)))
-        child = min(set(range(SLOTS)) - set(self.lengths))
-        total = data.draw(st.integers(0, self.lengths[parent] - 1))
-        copies = self.kv.fork(parent, child, total)
-        if copies is None:
-            return
-        self._copy(copies)
-        self.tokens[child, : total + 1] = self.tokens[parent, : total + 1]
-        self.lengths[child] = total + 1
-        self._write(child, total)
-
-    @precondition(lambda self: self.lengths)
-    @rule(data=st.data())
-    def truncate(self, data):
-        slot = data.draw(st.sampled_from(sorted(self.lengths)))
-        total = data.draw(st.integers(1, self.lengths[slot]))
-        if total < self.lengths[slot] and total // SIZE < self.kv._published[slot]:
-            return  # published blocks are never taken back by the engine
-        self.kv.truncate(slot, total)
-        self.lengths[slot] = total
-
-    @precondition(lambda self: self.lengths)
-    @rule(data=st.data())
-    def release(self, data):
-        slot = data.draw(st.sampled_from(sorted(self.lengths)))
-        self.kv.release(slot)
-        del self.lengths[slot]
-
-    @precondition(lambda self: not self.lengths)
-    @rule()
-    def reset(self):
-        assert self.kv.reset_prefix_cache()
-        assert self.kv.stats().num_free == 23
-
-    @invariant()
-    def content_is_intact(self):
-        self.kv.check()
-        for slot, length in self.lengths.items():
-            blocks = self.kv.block_tables[0, slot, : self.kv.num_slot_blocks[slot]]
-            read = self.pool[blocks].reshape(-1)[:length]
-            assert (read == self.tokens[slot, :length]).all()
-
-
-TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 
 
 def fill(kv, slot, tokens, extra=()):
@@ -210,9 +97,3 @@ def test_fork_copies_the_partial_block_of_every_group(groups):
     assert kv.block_tables[0, 1, 2] != kv.block_tables[0, 0, 2]
     assert kv.fork(0, 2, 8) == ()
     kv.check()
-
-
-def test_a_million_blocks_are_no_problem():
-    context = KVCacheManagerContext(1_000_000, 16, 256, 8192)
-    kv = PagedKVCacheManager(NoOptions(), context)
-    assert kv.stats().num_free == 999_999

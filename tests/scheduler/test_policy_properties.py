@@ -220,7 +220,7 @@ def test_fcfs_agrees_with_a_naive_scheduler(blocks, seats, budget, work):
 
     def watched(slot, by, why):
         lost.append(int(slots.handle[slot]))
-        return note(slot, by, why)
+        return preempt(slot, by, why)
 
     engine.scheduler.note_preemption = watched
     work.sort(key=lambda item: item[2])  # handles in order of arrival
