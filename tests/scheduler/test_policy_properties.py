@@ -216,13 +216,13 @@ def test_fcfs_agrees_with_a_naive_scheduler(blocks, seats, budget, work):
     handle_of = {}
     engine.executor.submit = submit
     lost = []
-    note = engine.scheduler.note_preemption
+    preempt = engine.scheduler.preemption.preempt
 
     def watched(slot, by, why):
         lost.append(int(slots.handle[slot]))
         return preempt(slot, by, why)
 
-    engine.scheduler.note_preemption = watched
+    engine.scheduler.preemption.preempt = watched
     work.sort(key=lambda item: item[2])  # handles in order of arrival
     todo = [(at, h, length, most) for h, (length, most, at) in enumerate(work, 1)]
     step = 0
