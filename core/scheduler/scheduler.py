@@ -65,8 +65,8 @@ class InFlight:
     KV the step completes. handles, sampled_slots, positions [R]: whose token, at which index of the
     sequence; the first `num_decodes` decode. departures: how many sequences had left their slot by
     then. num_host_copies of its num_copies block copies go to or come from the host. log: what was
-    preempted and swapped in for it. ending: slots planned to their last token. deferred: slots given
-    up since, free once this step is committed."""
+    preempted and swapped in for it. ending: slots planned to their last token. deferred: slots
+    given up since, free once this step is committed."""
 
     step: int
     slots: NDArray[np.intp]
@@ -299,7 +299,6 @@ class Scheduler:
             num_decodes=num_decodes,
             num_prefill_tokens=0 if chunks is None else int(counts[num_decodes:].sum()),
             departures=table.departures,
-            num_prefill_tokens=int(counts[num_decodes:].sum()),
             num_copies=copies.shape[1],
             num_host_copies=num_host_copies,
             log=self.preemption.take_log(),
