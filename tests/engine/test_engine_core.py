@@ -255,6 +255,24 @@ def test_abort_of_a_waiting_request_needs_no_step():
     assert_clean(engine)
 
 
+@pytest.mark.parametrize("gone", [1, 2])
+def test_abort_of_a_choice_whose_prompt_is_not_computed_yet(gone):
+    engine = make_fake_engine(budget=4)
+    reqs = [
+        request(h, list(range(10)), 3, parent=1 if h > 1 else None, index=h - 1, ignore_eos=True)
+        for h in (1, 2, 3)
+    ]
+    for req in reqs:
+        engine.add(req)
+    collector = Collector(engine)
+    collector.step()
+    engine.abort([gone])
+    collector.run()
+    assert collector.reasons == {h: "abort" if h == gone else "length" for h in (1, 2, 3)}
+    assert collector.tokens == {r.handle: expected(r) for r in reqs if r.handle != gone}
+    assert_clean(engine)
+
+
 def test_an_aborted_sequence_publishes_no_block_whose_tokens_are_not_known():
     first, second = expected(request(2, [1, 2], 2, ignore_eos=True))
     stale = second + 1
