@@ -86,6 +86,7 @@ class LLM:
         use_tqdm: bool = True,
         *,
         priority: int | Sequence[int] = 0,
+        lora_request: None = None,
     ) -> list[RequestOutput]:
         """Complete every prompt; results come in the order of the prompts.
 
@@ -93,6 +94,8 @@ class LLM:
         invalid raises `RequestError` before anything runs. Requests that fail while they run raise
         `GenerationError` after all others have finished.
         """
+        if lora_request is not None:
+            raise RequestError("adapters are not built in", param="lora_request")
         many = _is_batch(prompts)
         batch: Sequence[Prompt] = prompts if many else [prompts]  # type: ignore[assignment,list-item]
         return self._run(batch, sampling_params, use_tqdm, priority=priority, many=many)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from numbers import Integral, Real
@@ -129,6 +130,10 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 _integer("logit_bias", token, 0): _finite("logit_bias", bias, -100.0, 100.0)
                 for token, bias in self.logit_bias.items()
             }
+
+    def clone(self) -> SamplingParams:
+        """A copy that shares nothing."""
+        return copy.deepcopy(self)
 
     @property
     def greedy(self) -> bool:

@@ -136,8 +136,8 @@ class CausalLM(ABC):
         """One a layer, in layer order."""
 
     def decoder_spec(self) -> DecoderSpec | None:
-        """The model's parts when `forward` is exactly what `DecoderSpec` describes, else None. Asked
-        for after the weights were loaded."""
+        """The model's parts when `forward` is exactly what `DecoderSpec` describes, else None.
+        Asked for after the weights were loaded."""
         return None
 
 

@@ -32,8 +32,8 @@ class QuantizationMethod(ABC):
         """A layer for `len(out_features)` matrices fused into one product. Its method
         `load(part: int, kind: str, tensor)` takes the `kind` ("weight" or "bias") of one of them
         in the checkpoint's dtype; `finish()` is called when all were loaded and raises
-        `WeightError` when one is missing. A tied head gets the embedding's own
-        parameter, which a layer may keep instead of copying. `prefix` is its name in the checkpoint."""
+        `WeightError` when one is missing. A tied head gets the embedding's own parameter,
+        which a layer may keep instead of copying. `prefix` is its name in the checkpoint."""
 
 
 class Spec:

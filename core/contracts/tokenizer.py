@@ -65,6 +65,41 @@ class Tokenizer(ABC):
         """Render the chat template. The text already holds the special tokens it wants: encode it
         with add_special_tokens=False. Raises `RequestError` with the template's own message."""
 
+    # ---- under the names of transformers' tokenizers, for scripts that expect one ----------------
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The first end token."""
+        return self.eos_token_ids[0] if self.eos_token_ids else None
+
+    def __call__(self, text: str, *, add_special_tokens: bool = True) -> dict[str, list[int]]:
+        """`input_ids` and `attention_mask` of one text."""
+        token_ids = self.encode(text, add_special_tokens=add_special_tokens)
+        return {"input_ids": token_ids, "attention_mask": [1] * len(token_ids)}
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = True,
+        **kwargs: Any,
+    ) -> str | list[int]:
+        """`chat` as transformers names it: token ids, or the text with `tokenize=False`; further
+        keywords go to the template."""
+        text = self.chat(
+            conversation,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template=chat_template,
+            kwargs=kwargs,
+        )
+        return self.encode(text, add_special_tokens=False) if tokenize else text
+
 
 class Spec:
     @hookspec

@@ -49,9 +49,7 @@ def build_engine(
         raise
 
 
-def _make_executor(
-    resolved: Resolved, registry: Registry, clock: Callable[[], float]
-) -> Executor:
+def _make_executor(resolved: Resolved, registry: Registry, clock: Callable[[], float]) -> Executor:
     def make(rank: int, world: int) -> Worker:
         from octavo.core.runner.worker import make_worker
 
@@ -112,7 +110,7 @@ def _build(
         num_host_cache_blocks=pools.num_host_cache_blocks,
         plugins=_choices(resolved, worker),
         phases=phases,
-        notes=worker.notes,
+        notes=(*worker.notes, *_pool_notes(pools.num_blocks, block_size, max_model_len)),
     )
 
     def make_policy(choice: Any) -> SchedulerPolicy:
@@ -179,6 +177,17 @@ def _token_budget(resolved: Resolved, worker: WorkerReport) -> tuple[int, str]:
         return worker.step_token_limit, "measured: a full step takes at most half a second"
     device = resolved.platform.device
     return DEFAULT_BUDGET.get(device, 2048), f"the default on {device}"
+
+
+def _pool_notes(num_blocks: int, block_size: int, max_model_len: int) -> list[str]:
+    """What a pool smaller than one full sequence means."""
+    tokens = num_blocks * block_size
+    if tokens >= max_model_len:
+        return []
+    return [
+        f"the KV cache holds {tokens} tokens, fewer than max_model_len {max_model_len}: a longer"
+        f" prompt is refused, and an output ends by length at {tokens} tokens"
+    ]
 
 
 def _choices(resolved: Resolved, worker: WorkerReport) -> tuple[PluginChoice, ...]:

@@ -14,19 +14,27 @@ _WHERE = {
     "LLM": "octavo.core.llm",
     "AsyncLLM": "octavo.core.async_llm",
     "SamplingParams": "octavo.core.sampling_params",
+    "TextPrompt": "octavo.core.text.inputs",
+    "TokensPrompt": "octavo.core.text.inputs",
     "RequestOutput": "octavo.core.outputs",
     "CompletionOutput": "octavo.core.outputs",
     "hookimpl": "octavo.core.contracts",
     "Provider": "octavo.core.contracts",
+    "OctavoError": "octavo.core.errors",
+    "RequestError": "octavo.core.errors",
 }
 
 __all__ = [
     "LLM",
     "AsyncLLM",
     "CompletionOutput",
+    "OctavoError",
     "Provider",
+    "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "TextPrompt",
+    "TokensPrompt",
     "__version__",
     "hookimpl",
 ]
@@ -34,9 +42,11 @@ __all__ = [
 if TYPE_CHECKING:
     from octavo.core.async_llm import AsyncLLM
     from octavo.core.contracts import Provider, hookimpl
+    from octavo.core.errors import OctavoError, RequestError
     from octavo.core.llm import LLM
     from octavo.core.outputs import CompletionOutput, RequestOutput
     from octavo.core.sampling_params import SamplingParams
+    from octavo.core.text.inputs import TextPrompt, TokensPrompt
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 import numpy as np
@@ -18,6 +18,20 @@ from octavo.core.messages import EngineRequest
 from octavo.core.sampling_params import SamplingParams
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids."""
+
+    prompt_token_ids: list[int]
+
+
 """A text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`; a mapping may also hold
 `cache_salt`, and `prompt` beside `prompt_token_ids` as the text to report."""
 
