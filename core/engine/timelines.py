@@ -115,7 +115,8 @@ class Timelines:
             self._by_slot.pop(trace.slot, None)
             trace.slot = -1
             by, why = sequence.lost_to or (None, "blocks")
-            trace.add(now, "preempted", step=step, why=why, by=self._name(by))
+            action = "recompute" if sequence.swapped is None else "swap"
+            trace.add(now, "preempted", step=step, why=why, by=self._name(by), action=action)
 
     def _name(self, handle: int | None) -> str | None:
         if handle is None:
