@@ -64,6 +64,7 @@ def test_a_signal_while_the_engine_loads(start, number):
     assert not [line for line in server.lines if "Traceback" in line]
 
 
+@pytest.mark.slow
 def test_signals_to_all_processes_and_a_second_one(start, stream):
     """As a terminal or a service manager sends them; the second ends the waiting."""
     server = start(shutdown_timeout_s=60)
@@ -99,6 +100,7 @@ def test_what_runs_may_finish_and_what_comes_is_refused(start, stream, tools):
     server.assert_nothing_left(engine)
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_is_aborted_with_an_error(start, stream):
     server = start(shutdown_timeout_s=0.3)
     engine = server.engine
@@ -119,6 +121,7 @@ def test_the_engine_ends_with_its_parent(start):
     server.assert_nothing_left(engine)
 
 
+@pytest.mark.slow
 def test_an_engine_that_holds_the_interpreter_ends_with_its_parent(start):
     """Stopped in C: no thread of Python gets to run, the kernel does it."""
     server = start(executor={"freeze_token": 249})
@@ -136,8 +139,8 @@ def test_an_engine_that_holds_the_interpreter_ends_with_its_parent(start):
     ("token", "reason"),
     [
         (KILL, "killed by SIGKILL"),
-        (RAISE, "RuntimeError: the prompt asked for it"),
-        (HANG, "did not answer for 1.5 s"),
+        pytest.param(RAISE, "RuntimeError: the prompt asked for it", marks=pytest.mark.slow),
+        pytest.param(HANG, "did not answer for 1.5 s", marks=pytest.mark.slow),
     ],
 )
 def test_a_dead_engine(start, stream, token, reason):
