@@ -7,6 +7,7 @@ one on which all API processes accept. The engine process is the supervisor's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import sys
@@ -56,9 +57,12 @@ async def work(channel: socket.socket, listener: socket.socket) -> int:
     link = SupervisedEngine()
 
     def loaded(state: ServerState) -> None:
+        told: control.Message
         if state.failure is None:
             told = control.Loaded(state.names, state.llm.max_model_len)
-            writer.write(control.encode(told))
+        else:
+            told = control.Failed(str(state.failure))
+        writer.write(control.encode(told))
 
     llm = AsyncLLM.from_parts(lambda: parts(link, registry, begin.name))
     session = Session(llm, config, listener, begin.api_keys, loaded)
@@ -79,6 +83,8 @@ async def work(channel: socket.socket, listener: socket.socket) -> int:
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
     writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()  # what was written last has left
     return status
 
 

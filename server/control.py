@@ -46,7 +46,13 @@ class Loaded(msgspec.Struct, tag=True):
     max_model_len: int
 
 
-Message = Begin | Settled | Up | Down | Finish | Loaded
+class Failed(msgspec.Struct, tag=True):
+    """From a worker: it cannot serve (the tokenizer cannot be loaded, for one)."""
+
+    message: str
+
+
+Message = Begin | Settled | Up | Down | Finish | Loaded | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Message)

@@ -20,7 +20,6 @@ from typing import Any
 import octavo
 from octavo.core.async_llm import AsyncLLM, Parts
 from octavo.core.config.models import EngineConfig
-from octavo.core.config.resolve import check_choices
 from octavo.core.engine_process.client import parts
 from octavo.core.engine_process.process import EngineProcess
 from octavo.core.errors import ConfigError, OctavoError
@@ -63,7 +62,6 @@ def _run(
     sock: socket.socket, config: EngineConfig, registry: Registry, keys: Mapping[str, str]
 ) -> int:
     say(f"Octavo {octavo.__version__}: loading {config.model.source}")
-    check_choices(config, registry)
     if config.server.api_workers > 1:
         with _unlinked(config):
             return run_loop(_serve_several(config, sock, keys))

@@ -21,6 +21,7 @@ from octavo.core.config.models import EngineConfig
 from octavo.core.engine_process.client import client_name
 from octavo.core.engine_process.process import EngineProcess, child_environment, plain
 from octavo.core.engine_process.wire import Settled
+from octavo.core.errors import OctavoError
 from octavo.server import control
 from octavo.server.http_server import LAST_WORDS_S
 
@@ -132,6 +133,9 @@ class Supervisor:
             if len(self._loaded) == len(self._workers) and not self._announced:
                 self._announced = True
                 self._on_ready(message)
+        elif isinstance(message, control.Failed) and not self._announced and not self._stopping:
+            self._failure = OctavoError(message.message)
+            self.hurry()
 
     def _ended(self, worker: _Worker) -> None:
         self._workers[worker.index] = None

@@ -112,6 +112,13 @@ class EngineProcess(EngineLink):
             raise
         run.channel.send(wire.Start(plain(self._config), self._config.origin.rows()))
 
+    def _spawn_again(self) -> None:
+        try:
+            self._spawn()
+        except OSError as error:
+            logger.error("the engine cannot be started again: %s", error)
+            self._is_down(f"the engine stopped, and cannot be started again: {error}")
+
     def _take(self, message: Any) -> None:
         run = self._run
         assert run is not None, "a message from no engine"
@@ -159,7 +166,7 @@ class EngineProcess(EngineLink):
         if self._left > 0:
             self._left -= 1
             reason += "; it is started again"
-            self._later("restart", self._backoff, self._spawn)
+            self._later("restart", self._backoff, self._spawn_again)
             self._backoff = min(2 * self._backoff, LONGEST_BACKOFF_S)
         elif self._restarts:
             reason += f"; it was started again {self._restarts} times"

@@ -184,7 +184,7 @@ def settings(folder: Path, executor: dict[str, Any], **server: Any) -> dict[str,
     }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server for tests that leave it as it was. A step takes 20 ms."""
     made = settings(model_folder, {"step_s": 0.02})
@@ -197,16 +197,21 @@ def shared(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def start(model_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Server]]:
-    """`start(workers=1, executor={...}, **server)`: servers that are cleaned up."""
+    """`start(workers=1, executor={...}, **server)`: servers that are cleaned up. source: another
+    model folder."""
     servers: list[Server] = []
 
     def make(
-        workers: int = 1, executor: dict[str, Any] | None = None, wait: bool = True, **server: Any
+        workers: int = 1,
+        executor: dict[str, Any] | None = None,
+        wait: bool = True,
+        source: Path = model_folder,
+        **server: Any,
     ) -> Server:
         place = tmp_path / f"s{len(servers)}"
         place.mkdir()
         made = Server(
-            place, settings(model_folder, {"step_s": 0.02, **(executor or {})}, **server), workers
+            place, settings(source, {"step_s": 0.02, **(executor or {})}, **server), workers
         )
         servers.append(made)
         return made.ready() if wait else made

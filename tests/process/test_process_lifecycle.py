@@ -43,7 +43,9 @@ def test_the_socket_folder_is_private(shared):
     assert [item.name for item in folder.iterdir()] == ["engine.sock"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT]
+)
 def test_a_signal_ends_both_processes_without_a_trace(start, number):
     server = start()
     engine = server.engine
@@ -54,7 +56,9 @@ def test_a_signal_ends_both_processes_without_a_trace(start, number):
     assert not [line for line in server.lines if "Traceback" in line or "rror" in line]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_signal_while_the_engine_loads(start, number):
     server = start(executor={"load_s": 60}, wait=False)
     server.line("listening on")

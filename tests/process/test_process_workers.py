@@ -139,3 +139,21 @@ def test_an_engine_that_does_not_start_ends_them_all(start):
     assert server.ended() == 1
     assert any("the engine did not start" in line for line in server.lines)
     server.assert_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_tokenizer_that_is_missing_ends_them_all(start, model_folder, tmp_path, workers):
+    (tmp_path / "config.json").write_text((model_folder / "config.json").read_text())
+    server = start(workers=workers, source=tmp_path, wait=False)
+    assert server.ended() == 1
+    assert "comes without tokenizer files" in server.lines[-1]
+    server.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_an_unknown_plugin_is_named_with_its_line(start):
+    server = start(executor={"no_such_option": 1}, wait=False)
+    assert server.ended() == 1
+    assert "config.yaml:" in server.lines[-1]
+    assert "no_such_option" in server.lines[-1]
