@@ -293,6 +293,24 @@ def test_radix_gives_up_tails_first_and_the_least_recent_branch():
     assert found(kv, ids(*range(20, 33))) == 12
 
 
+def test_radix_does_not_continue_a_branch_that_was_cut_and_grew_again():
+    kv = make("radix", num_blocks=8)
+    fill(kv, 0, ids(*range(12)))
+    kv.release(0)
+    assert fill(kv, 1, ids(*range(12))) == 11
+    fill(kv, 2, ids(*range(20, 36)))  # takes the last block of the branch that slot 1 ends in
+    kv.release(2)
+    fork = [*range(8), 50, 51, 52, 53]
+    assert fill(kv, 3, ids(*fork)) == 8
+    kv.extend(np.asarray([1], np.intp), np.asarray([16], np.int64))
+    table = np.zeros((SLOTS, LENGTH), np.int32)
+    table[1, :16] = range(16)
+    kv.commit(np.asarray([1], np.intp), np.asarray([16], np.int64), table)
+    assert found(kv, ids(*range(16), 99)) == 16
+    assert found(kv, ids(*fork, 12, 13, 14, 15, 99)) == 12
+    kv.check()
+
+
 def test_radix_keeps_salts_apart():
     kv = make("radix")
     fill(kv, 0, ids(*range(12)), [b"a"])
