@@ -16,7 +16,7 @@ PROVIDERS: list[Provider[Any]] = [
         name="cpu",
         factory="octavo.backends.cpu.attention:CpuAttention",
         requires=(Requirement(devices=("cpu",)),),
-        probe="octavo.backends.cpu.attention:probe",
+        probe="octavo.backends.cpu.support:probe",
         rank=-1,
         summary="Native CPU kernels: bit-identical in any batch, rope fused, 8-bit KV cache.",
     ),

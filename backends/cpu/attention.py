@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from octavo.backends.cpu import native
-from octavo.backends.cpu.build import probe as compiler
-from octavo.core.contracts import Availability, NoOptions, ProbeContext
+from octavo.backends.cpu.support import unsupported
+from octavo.core.contracts import NoOptions
 from octavo.core.contracts.attention_backend import (
     AttentionBackend,
     AttentionBackendContext,
@@ -73,21 +73,7 @@ class CpuAttention(AttentionBackend):
 
     @staticmethod
     def supports(spec: AttentionSpec, platform: Platform) -> str | None:
-        for name, what in (
-            ("sinks", "attention sinks"),
-            ("alibi", "ALiBi"),
-            ("latent", "latent attention"),
-        ):
-            if getattr(spec, name):
-                return f"the cpu backend has no {what}"
-        if platform.device != "cpu":
-            return f"the cpu backend does not run on {platform.device}"
-        if spec.num_heads % spec.num_kv_heads:
-            return f"{spec.num_heads} query heads cannot share {spec.num_kv_heads} KV heads evenly"
-        size = max(spec.head_size, spec.value_head_size)
-        if size > native.HEAD_MOST:
-            return f"heads have {size} values, the cpu backend takes {native.HEAD_MOST} at most"
-        return None
+        return unsupported(spec, platform)
 
     @staticmethod
     def kv_layouts(spec: AttentionSpec) -> list[KVLayout]:
@@ -142,15 +128,3 @@ class CpuAttention(AttentionBackend):
 def _dense(x: torch.Tensor) -> torch.Tensor:
     """x[T, h, D] with the heads of a token side by side; tokens may be apart."""
     return x if x.stride(2) == 1 and x.stride(1) == x.shape[2] else x.contiguous()
-
-
-def probe(context: ProbeContext) -> Availability:
-    """Whether the kernels can be built and compute every layer of the model."""
-    dtype = context.facts.get("dtype", "float32")
-    if dtype not in ("float32", "bfloat16"):
-        return Availability(False, f"computes float32 and bfloat16, the model's dtype is {dtype}")
-    for spec in context.facts.get("attention_specs") or ():
-        reason = CpuAttention.supports(spec, context.platform)
-        if reason:
-            return Availability(False, reason)
-    return compiler(context)

@@ -96,9 +96,6 @@ class DecoderStruct(ctypes.Structure):
 ACTIVATIONS = {"silu": 1, "gelu": 2, "gelu_tanh": 3}
 """Activations of gated layers as the kernels number them."""
 
-HEAD_MOST = 512
-"""Values of a head that the attention kernels take, `HEAD_MOST` of attention.h."""
-
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "octavo_isa": (c_char_p, ()),
     "octavo_packed_bytes": (c_int64, (c_int64,) * 4),
