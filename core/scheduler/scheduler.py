@@ -367,8 +367,8 @@ class Scheduler:
         table.num_tokens[index] += 1
         done = sampling[num_decodes:]
         if len(done):
-            self.prefilling.keep(~np.isin(self.prefilling.slots, done))
             table.phase[done] = Phase.DECODE
+            self.prefilling.keep(table.phase[self.prefilling.slots] == Phase.PREFILL)
             self.decoding.append(done.tolist())
             left = int((table.max_total[done] - table.num_tokens[done]).min())
             self._steps_to_length_end = min(self._steps_to_length_end - 1, left)

@@ -161,9 +161,11 @@ class PagedKVCacheManager(BlockTableManager):
         slots, first, last = slots[rows], published[rows], full[rows]
         self._published[slots] = last
         one = last - first == 1
-        if one.all():
-            self._publish_one_each(slots, first, tokens)
-            return
+        if one.any():
+            self._publish_one_each(slots[one], first[one], tokens)
+            if one.all():
+                return
+            slots, first, last = slots[~one], first[~one], last[~one]
         for slot, begin, end in zip(slots.tolist(), first.tolist(), last.tolist(), strict=True):
             digest = self._digests[slot]
             if len(digest.hashes) < end:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from octavo.backends.cpu import attention as cpu_attention
 from octavo.backends.cpu import native
-from octavo.backends.cpu.attention import CpuAttention, probe
+from octavo.backends.cpu.attention import CpuAttention
+from octavo.backends.cpu.support import probe
 from octavo.core.contracts import NoOptions, Platform, ProbeContext
 from octavo.core.contracts.attention_backend import (
     AttentionBackendContext,
