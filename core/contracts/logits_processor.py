@@ -69,10 +69,6 @@ class LogitsProcessor(ABC):
     def rollback(self, slot: int, num_tokens: int) -> None:  # noqa: B027
         """Take back the last accepted tokens of a slot."""
 
-    def fork(self, parent: int, request: AttachedRequest) -> bool:
-        """A sequence got a slot as a copy of `parent`'s. Default: attach it afresh."""
-        return self.attach(request)
-
     @abstractmethod
     def detach(self, slot: int) -> None:
         """An attached slot is free: finished, aborted, preempted or failed. Nothing may leak to its

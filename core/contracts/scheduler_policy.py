@@ -129,11 +129,13 @@ class SchedulerPolicy(ABC):
 
     def cap(self, view: RunningView, want: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Largest number of tokens for each running request this step, given what each wants
-        (int64[B], at least 1). None: no cap. Called only in steps with prefill."""
+        (int64[B], at least 1). None: no cap. Called only in steps with prefill. When nothing else
+        runs, one row gets one token whatever the cap."""
         return None
 
     def admit_cap(self, request: WaitingRequest, want: int) -> int:
-        """Largest first chunk of a request being admitted, at most `want`; 0: not this step."""
+        """Largest first chunk of a request being admitted, at most `want`; 0: not this step
+        (taken as 1 when nothing runs)."""
         return want
 
     def victim_keys(self, view: RunningView) -> NDArray[np.float64]:

@@ -91,7 +91,7 @@ class Admission:
             if waiting is None:
                 break
             sequence = scheduler.sequences[waiting.handle]
-            placed = self._place(sequence, budget)
+            placed = self._place(sequence, budget, len(seated))
             if placed is None:
                 break
             slot, chunk = placed
@@ -108,8 +108,9 @@ class Admission:
         new = np.asarray(sizes, np.int64)
         return admitted, new if chunks is None else np.concatenate([chunks, new])
 
-    def _place(self, sequence: Sequence, budget: int) -> tuple[int, int] | None:
-        """Slot and first chunk for a sequence, or None when it does not fit now."""
+    def _place(self, sequence: Sequence, budget: int, seated: int) -> tuple[int, int] | None:
+        """Slot and first chunk for a sequence, or None when it does not fit now. seated: how many
+        were seated before it in this step."""
         parent = self._fork_parent(sequence)
         if parent is not None:
             return self._place_fork(sequence, parent)
@@ -127,10 +128,12 @@ class Admission:
             return None
         chunk = min(want, budget)
         if limits.chunked_prefill:
-            chunk = min(chunk, scheduler.policy.admit_cap(sequence.waiting, chunk))
+            least = 0 if scheduler.num_running else 1  # a step computes something
+            chunk = min(chunk, max(scheduler.policy.admit_cap(sequence.waiting, chunk), least))
         if chunk <= 0:
             return None
-        if not self._has_headroom(sequence, total - match.num_tokens):
+        others = scheduler.num_running + seated
+        if not self._has_headroom(sequence, total - match.num_tokens, others):
             return None
         slot = scheduler.slots.take()
         # Blocks for the whole prompt at once: a prompt that was begun never waits half-way.
@@ -145,17 +148,14 @@ class Admission:
         self._seat(sequence, slot, cached)
         return slot, chunk
 
-    def _has_headroom(self, sequence: Sequence, num_tokens: int) -> bool:
+    def _has_headroom(self, sequence: Sequence, num_tokens: int, others: int) -> bool:
         """Whether there are blocks for `num_tokens` tokens. A preempted sequence comes back only
-        when the others can each take one more, so that it is not preempted again at once."""
-        scheduler = self._s
-        if not sequence.num_preemptions or not scheduler.num_running:
+        when the `others` can each take one more, so that it is not preempted again at once."""
+        if not sequence.num_preemptions or not others:
             return True
-        kv = scheduler.kv.stats()
-        room = (
-            kv.num_free + kv.num_evictable - scheduler.num_running
-        ) * scheduler.limits.block_size
-        return room >= num_tokens
+        kv = self._s.kv.stats()
+        free = kv.num_free + kv.num_evictable - others
+        return free * self._s.limits.block_size >= num_tokens
 
     def _match(self, sequence: Sequence) -> Match:
         if sequence.swapped is not None:

@@ -249,6 +249,8 @@ class Scheduler:
             cap = self.policy.cap(view, want)
             if cap is not None:
                 want = np.minimum(want, np.maximum(cap, 0))
+            if not len(self.decoding) and not want.any():
+                want[0] = 1  # a policy that gives nothing to anybody would stop the engine
             order = self.policy.order(view)
         ordered = want if order is None else want[order]
         before = np.cumsum(ordered) - ordered

@@ -343,3 +343,23 @@ def test_a_policy_orders_and_shapes_without_touching_mechanics():
     assert all(sum(step.values()) <= 4 for step in policy.views)
     assert all(count <= 2 for step in policy.views for count in step.values())
     assert list(collector.reasons) == [3, 2, 1]
+
+
+class Stingy(Backwards):
+    """Would give no token to anybody."""
+
+    def cap(self, view, want):
+        return np.zeros(len(want), np.int64)
+
+    def admit_cap(self, request, want):
+        return 0
+
+
+def test_a_policy_that_gives_nothing_does_not_stop_the_engine():
+    engine = make_fake_engine(policy=Stingy(), budget=8)
+    reqs = [request(h, [h] * 5, 3, ignore_eos=True) for h in (1, 2)]
+    for req in reqs:
+        engine.add(req)
+    collector = Collector(engine).run(200)
+    assert collector.tokens == {r.handle: expected(r) for r in reqs}
+    assert_clean(engine)
