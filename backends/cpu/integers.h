@@ -2,12 +2,12 @@
  *
  * Activations are rounded to 8 bits in groups of 32 inputs of a row, x ~ dx * qx, |qx| <= 127; the
  * products of a group are summed in integers, so exactly, and the groups in float32, ascending:
- *   W_I8  w ~ scale[n] qw:          acc = fma(dx, sum(qx qw), acc), at the end times scale[n]
- *   W_I4  w ~ d[g, n] qw + m[g, n]: acc = fma(dx d, sum(qx qw), acc), acc = fma(m, dx sum(qx), acc)
+ *   W_I8  w ~ d[g, n] qw:           acc = fma(dx d, sum(qx qw), acc)
+ *   W_I4  w ~ d[g, n] qw + m[g, n]: the same, then acc = fma(m, dx sum(qx), acc)
  * with qw in [-127, 127], respectively [0, 15], d and m in float16.
  *
  * A group of a panel holds its 32 x 16 weights as quads, 4 inputs of one output side by side:
- *   W_I8  512 bytes, [8 quads][16 outputs][4]
+ *   W_I8  544 bytes, d[16], then [8 quads][16 outputs][4]
  *   W_I4  320 bytes, d[16], m[16], then [4][16 outputs][4]: input 8 j + i in the low half of byte i
  *         of row j, input 8 j + 4 + i in the high half
  */
@@ -18,7 +18,7 @@
 #include "simd.h"
 
 #define GROUP 32
-#define I8_BYTES 512
+#define I8_BYTES 544
 #define I4_BYTES 320
 
 /* A group of a packed tile of M rows: q[M][32], then d[M], s[M] = d sum(q), t[M] = -128 sum(q). */

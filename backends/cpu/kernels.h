@@ -21,12 +21,11 @@ static inline int omp_get_num_threads(void) { return 1; }
 enum { W_F32 = 0, W_BF16 = 1, W_I8 = 2, W_I4 = 3 };
 
 /* k inputs, n outputs. w: packed weights (see linear.c for the layout of each kind), zeros where an
- * output's place is empty. paired: the outputs are two halves, whose panels alternate. scale (W_I8
- * only) and bias (or NULL): floats in the order of the packed outputs. */
+ * output's place is empty. paired: the outputs are two halves, whose panels alternate. bias: floats in
+ * the order of the packed outputs, or NULL. */
 typedef struct {
   int64_t k, n, kind, paired;
   const void *w;
-  const float *scale;
   const float *bias;
 } linear_t;
 

@@ -70,7 +70,7 @@ static void pack_tile(const linear_t *l, const source_t *x, int64_t row, int64_t
 
 /* ---- outputs ----------------------------------------------------------------------------------------- */
 
-/* 16 outputs of one row from c: scale, bias, activation with the panel after it, conversion, and into
+/* 16 outputs of one row from c: bias, activation with the panel after it, conversion, and into
  * columns [column, column + count) of y. */
 static void store_panel(const linear_t *l, const target_t *t, const float *c, int64_t place, int64_t row,
                         int64_t column, int64_t count) {
@@ -78,11 +78,9 @@ static void store_panel(const linear_t *l, const target_t *t, const float *c, in
   uint16_t halves[PANEL];
   for (int i = 0; i < PANEL; i += LANES) {
     vf a = vf_load(c + i);
-    if (l->kind == W_I8) a = vf_mul(a, vf_load(l->scale + place + i));
     if (l->bias) a = vf_add(a, vf_load(l->bias + place + i));
     if (t->activation != ACT_NONE) {
       vf b = vf_load(c + PANEL + i);
-      if (l->kind == W_I8) b = vf_mul(b, vf_load(l->scale + place + PANEL + i));
       if (l->bias) b = vf_add(b, vf_load(l->bias + place + PANEL + i));
       a = vf_mul(activate((int)t->activation, a), b);
     }

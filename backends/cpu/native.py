@@ -42,7 +42,6 @@ class LinearStruct(ctypes.Structure):
         ("kind", c_int64),
         ("paired", c_int64),
         ("w", c_void_p),
-        ("scale", c_void_p),
         ("bias", c_void_p),
     ]
 

@@ -158,24 +158,27 @@ static void pack_float(const linear_t *l, int64_t place, const float *row) {
 /* row: padded with zeros to whole groups. */
 static void pack_int8(const linear_t *l, int64_t place, const float *row) {
   const int64_t lane = place % PANEL;
-  vf most = vf_set(0.0f);
-  for (int64_t i = 0; i < l->k; i += LANES) {
-    const vf a = vf_load(row + i);
-    most = vf_max(vf_max(a, vf_sub(vf_set(0.0f), a)), most);
-  }
-  float lanes[LANES], top = 0;
-  vf_store(lanes, most);
-  for (int i = 0; i < LANES; i++) top = lanes[i] > top ? lanes[i] : top;
-  ((float *)l->scale)[place] = top / 127.0f;
-  const vf inverse = vf_set(top > 1e-30f ? 127.0f / top : 0.0f);
   for (int64_t k = 0; k < l->k; k += GROUP) {
     uint8_t *group = group_at(l, place, k);
+    vf most = vf_set(0.0f);
+    for (int i = 0; i < GROUP; i += LANES) {
+      const vf a = vf_load(row + k + i);
+      most = vf_max(vf_max(a, vf_sub(vf_set(0.0f), a)), most);
+    }
+    uint16_t d[LANES];
+    float lanes[LANES], top = 0;
+    vf_store(lanes, most);
+    for (int i = 0; i < LANES; i++) top = lanes[i] > top ? lanes[i] : top;
+    vf_store_f16(d, vf_set(top / 127.0f));
+    memcpy(group + 2 * lane, d, 2);
+    const vf inverse = inverse_of(vf_set(from_f16(*d))), limit = vf_set(127.0f);
     for (int i = 0; i < GROUP; i += LANES) {
       int32_t q[LANES];
-      const vi v = vf_to_int(vf_mul(vf_load(row + k + i), inverse));
+      const vf x = vf_mul(vf_load(row + k + i), inverse);
+      const vi v = vf_to_int(vf_max(vf_min(x, limit), vf_sub(vf_set(0.0f), limit)));
       memcpy(q, &v, sizeof v);
       for (int j = 0; j < LANES; j++)
-        group[((i + j) / 4 * PANEL + lane) * 4 + (i + j) % 4] = (uint8_t)(q[j] + I8_OFFSET);
+        group[2 * PANEL + ((i + j) / 4 * PANEL + lane) * 4 + (i + j) % 4] = (uint8_t)(q[j] + I8_OFFSET);
     }
   }
 }
@@ -208,7 +211,7 @@ static void pack_int4(const linear_t *l, int64_t place, const float *rows, int64
 }
 
 /* Outputs [n0, n0 + count) from a row-major [count, k] matrix of DT_F32, DT_BF16 or DT_F16. The
- * packed weight and scales start as zeros. */
+ * packed weight starts as zeros. */
 EXPORT void octavo_pack(const linear_t *l, int64_t n0, int64_t count, const void *from, int64_t type,
                         int64_t stride, int64_t threads) {
   const int64_t padded = (l->k + GROUP - 1) / GROUP * GROUP, half = l->paired ? l->n / 2 : l->n;
@@ -246,12 +249,12 @@ static float weight(const linear_t *l, int64_t n, int64_t k) {
   if (l->kind == W_BF16) return float_of((uint32_t)((const uint16_t *)l->w)[at] << 16);
   const uint8_t *g = group_at(l, n, k);
   const int64_t i = k % GROUP;
-  if (l->kind == W_I8) {
-    const uint8_t byte = g[(i / 4 * PANEL + lane) * 4 + i % 4];
-    return l->scale[n] * (float)(int8_t)(byte - I8_OFFSET);
-  }
   uint16_t d, m;
   memcpy(&d, g + 2 * lane, 2);
+  if (l->kind == W_I8) {
+    const uint8_t byte = g[2 * PANEL + (i / 4 * PANEL + lane) * 4 + i % 4];
+    return from_f16(d) * (float)(int8_t)(byte - I8_OFFSET);
+  }
   memcpy(&m, g + 2 * PANEL + 2 * lane, 2);
   const uint8_t byte = g[4 * PANEL + (i / 8 * PANEL + lane) * 4 + i % 4];
   return fmaf(from_f16(d), (float)(i % 8 < 4 ? byte & 15 : byte >> 4), from_f16(m));

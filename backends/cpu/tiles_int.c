@@ -14,7 +14,7 @@ INLINE void group_i8(const int M, const int NP, const int8_t *q, const int32_t *
     vb wv[MAX_W];
 #pragma GCC unroll 16
     for (int j = 0; j < NP * VPP; j++)
-      wv[j] = vb_load(w + j / VPP * stride + quad * 4 * PANEL + j % VPP * 4 * LANES);
+      wv[j] = vb_load(w + j / VPP * stride + 2 * PANEL + quad * 4 * PANEL + j % VPP * 4 * LANES);
 #pragma GCC unroll 12
     for (int r = 0; r < M; r++) {
       vb x = vb_quad(q + r * GROUP + quad * 4);
@@ -70,22 +70,14 @@ INLINE void tile_int(const int M, const int NP, const int kind, const void *x, c
       group_i4(M, NP, q, wg, stride, acc);
 #pragma GCC unroll 16
     for (int j = 0; j < NP * VPP; j++) {
-      vf wd, wm;
-      if (kind == W_I4) {
-        const uint16_t *half = (const uint16_t *)(wg + j / VPP * stride) + j % VPP * LANES;
-        wd = vf_load_f16(half), wm = vf_load_f16(half + PANEL);
-      }
+      const uint16_t *half = (const uint16_t *)(wg + j / VPP * stride) + j % VPP * LANES;
+      const vf wd = vf_load_f16(half), wm = kind == W_I4 ? vf_load_f16(half + PANEL) : wd;
 #pragma GCC unroll 12
       for (int r = 0; r < M; r++) {
         float *at = sums + (r * NP * VPP + j) * LANES;
-        vf sum = vf_load(at);
-        if (kind == W_I8) {
-          sum = vf_fma(vf_set(d[r]), vi_to_float(acc[r * NP * VPP + j]), sum);
-        } else {
-          vf total = vi_to_float(dot_i4_sum(acc[r * NP * VPP + j]));
-          sum = vf_fma(vf_mul(vf_set(d[r]), wd), total, sum);
-          sum = vf_fma(wm, vf_set(s[r]), sum);
-        }
+        const vi total = kind == W_I8 ? acc[r * NP * VPP + j] : dot_i4_sum(acc[r * NP * VPP + j]);
+        vf sum = vf_fma(vf_mul(vf_set(d[r]), wd), vi_to_float(total), vf_load(at));
+        if (kind == W_I4) sum = vf_fma(wm, vf_set(s[r]), sum);
         vf_store(at, sum);
       }
     }

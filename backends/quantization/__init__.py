@@ -55,6 +55,7 @@ PROVIDERS: list[Provider[Any]] = [
     Provider(
         name="int4",
         factory="octavo.backends.cpu.linear:Int4Method",
+        options="octavo.backends.cpu.options:Int4Options",
         requires=_CPU,
         probe=native_unquantized,
         rank=-1,
