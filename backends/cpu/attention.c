@@ -401,23 +401,27 @@ static void run_fold(const attention_t *l, const batch_t *b, const plan_t *plan,
   write_out(l, b, &t, kv_head, V, all.acc, all.sum, out, ostride, type);
 }
 
-void attention_team(const attention_t *l, const batch_t *b, const plan_t *plan, const void *q, int64_t qstride,
-                    const void *k, int64_t kstride, const void *v, int64_t vstride, int type, void *out,
-                    int64_t ostride) {
-  write_kv_team(l, b, k, kstride, v, vstride, type);
-#pragma omp for schedule(dynamic, 1)
-  for (int64_t i = 0; i < plan->tasks * l->kv_heads; i++)
-    run_task(l, b, plan, plan->task + i / l->kv_heads, i % l->kv_heads, q, qstride, type, out, ostride);
-  if (plan->folds) {
-#pragma omp for schedule(dynamic, 1)
-    for (int64_t i = 0; i < plan->folds * l->kv_heads; i++)
-      run_fold(l, b, plan, plan->fold + i / l->kv_heads, i % l->kv_heads, type, out, ostride);
-  }
+void attention_team(const team_t *team, const attention_t *l, const batch_t *b, const plan_t *plan, const void *q,
+                    int64_t qstride, const void *k, int64_t kstride, const void *v, int64_t vstride, int type,
+                    void *out, int64_t ostride) {
+  write_kv_team(team, l, b, k, kstride, v, vstride, type);
+  const int64_t K = l->kv_heads;
+  for (int64_t i = team_next(team); i < plan->tasks * K; i = team_next(team))
+    run_task(l, b, plan, plan->task + i / K, i % K, q, qstride, type, out, ostride);
+  team_barrier(team);
+  if (!plan->folds) return;
+  for (int64_t i = team_next(team); i < plan->folds * K; i = team_next(team))
+    run_fold(l, b, plan, plan->fold + i / K, i % K, type, out, ostride);
+  team_barrier(team);
 }
 
 EXPORT void octavo_attention(const attention_t *l, const batch_t *b, const plan_t *plan, const void *q,
                              int64_t qstride, const void *k, int64_t kstride, const void *v, int64_t vstride,
                              int64_t type, void *out, int64_t ostride, int64_t threads) {
+  shared_team_t all = {0};
 #pragma omp parallel num_threads((int)threads)
-  attention_team(l, b, plan, q, qstride, k, kstride, v, vstride, (int)type, out, ostride);
+  {
+    const team_t me = join_team(&all);
+    attention_team(&me, l, b, plan, q, qstride, k, kstride, v, vstride, (int)type, out, ostride);
+  }
 }

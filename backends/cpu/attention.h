@@ -38,7 +38,7 @@ static inline int64_t first_seen(int64_t position, int64_t window) {
 void rotate(const attention_t *l, int64_t position, float *x);
 
 /* Write the batch's keys, rotated, and values into the pool. */
-void write_kv_team(const attention_t *l, const batch_t *b, const void *k, int64_t kstride, const void *v,
+void write_kv_team(const team_t *team, const attention_t *l, const batch_t *b, const void *k, int64_t kstride, const void *v,
                    int64_t vstride, int type);
 
 #endif

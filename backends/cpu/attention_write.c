@@ -69,10 +69,9 @@ static void write_head(const float *from, int64_t size, void *to, int64_t at, in
   }
 }
 
-void write_kv_team(const attention_t *l, const batch_t *b, const void *k, int64_t kstride, const void *v,
+void write_kv_team(const team_t *team, const attention_t *l, const batch_t *b, const void *k, int64_t kstride, const void *v,
                    int64_t vstride, int type) {
-#pragma omp for schedule(static)
-  for (int64_t t = 0; t < b->tokens; t++) {
+  for (int64_t t = team_first(team, b->tokens); t < team_end(team, b->tokens); t++) {
     const int64_t block = b->slots[t] / b->block_size, offset = b->slots[t] % b->block_size;
     float head[HEAD_MOST + PANEL];
     for (int64_t h = 0; h < l->kv_heads; h++) {
@@ -84,4 +83,5 @@ void write_kv_team(const attention_t *l, const batch_t *b, const void *k, int64_
       write_head(head, l->value_size, l->v, block * l->v_block + offset * l->v_token + h * l->v_head, l->kv_type);
     }
   }
+  team_barrier(team);
 }

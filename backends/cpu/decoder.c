@@ -48,9 +48,8 @@ static sizes_t measure(const decoder_t *d, int64_t tokens) {
   return s;
 }
 
-static void embed_team(const decoder_t *d, const int64_t *ids, int64_t tokens, float *to) {
-#pragma omp for schedule(static)
-  for (int64_t t = 0; t < tokens; t++) {
+static void embed_team(const team_t *team, const decoder_t *d, const int64_t *ids, int64_t tokens, float *to) {
+  for (int64_t t = team_first(team, tokens); t < team_end(team, tokens); t++) {
     float *row = to + t * d->hidden;
     const int64_t at = ids[t] * d->hidden;
     if (ids[t] < 0 || ids[t] >= d->vocab)
@@ -63,9 +62,10 @@ static void embed_team(const decoder_t *d, const int64_t *ids, int64_t tokens, f
         memcpy(row + i, &bits, sizeof bits);
       }
   }
+  team_barrier(team);
 }
 
-static void layer_team(const decoder_t *d, const layer_t *l, const batch_t *b, sizes_t s, float *residual,
+static void layer_team(const team_t *team, const decoder_t *d, const layer_t *l, const batch_t *b, sizes_t s, float *residual,
                        float *qkv, float *attended, float *inner, void *shared) {
   const attention_t *a = l->attention;
   const int64_t E = d->hidden, q = a->heads * a->head_size, k = a->kv_heads * a->head_size;
@@ -73,11 +73,11 @@ static void layer_team(const decoder_t *d, const layer_t *l, const batch_t *b, s
   const source_t heads = {attended, 0, s.attended, NULL, 0}, gated = {inner, 0, d->inner, NULL, 0};
   const target_t to_qkv = {qkv, 0, s.qkv, 0, ACT_NONE}, to_inner = {inner, 0, d->inner, 0, d->activation};
   const target_t add = {residual, 0, E, 1, ACT_NONE};
-  linear_team(l->qkv, &first, b->tokens, &to_qkv, shared);
-  attention_team(a, b, l->plan, qkv, s.qkv, qkv + q, s.qkv, qkv + q + k, s.qkv, 0, attended, s.attended);
-  linear_team(l->o, &heads, b->tokens, &add, shared);
-  linear_team(l->gate_up, &second, b->tokens, &to_inner, shared);
-  linear_team(l->down, &gated, b->tokens, &add, shared);
+  linear_team(team, l->qkv, &first, b->tokens, &to_qkv, shared);
+  attention_team(team, a, b, l->plan, qkv, s.qkv, qkv + q, s.qkv, qkv + q + k, s.qkv, 0, attended, s.attended);
+  linear_team(team, l->o, &heads, b->tokens, &add, shared);
+  linear_team(team, l->gate_up, &second, b->tokens, &to_inner, shared);
+  linear_team(team, l->down, &gated, b->tokens, &add, shared);
 }
 
 /* hidden[T, E]: after the final norm, float32. */
@@ -88,13 +88,15 @@ EXPORT void octavo_decoder(const decoder_t *d, const int64_t *ids, const batch_t
   float *qkv = residual + b->tokens * d->hidden, *attended = qkv + b->tokens * s.qkv;
   float *inner = attended + b->tokens * s.attended;
   void *shared = thread_scratch(SCRATCH_SHARED, s.shared);
+  shared_team_t all = {0};
 #pragma omp parallel num_threads((int)threads)
   {
-    embed_team(d, ids, b->tokens, residual);
+    const team_t me = join_team(&all);
+    embed_team(&me, d, ids, b->tokens, residual);
     for (int64_t i = 0; i < d->layers; i++)
-      layer_team(d, d->layer + i, b, s, residual, qkv, attended, inner, shared);
-#pragma omp for schedule(static)
-    for (int64_t t = 0; t < b->tokens; t++)
+      layer_team(&me, d, d->layer + i, b, s, residual, qkv, attended, inner, shared);
+    for (int64_t t = team_first(&me, b->tokens); t < team_end(&me, b->tokens); t++)
       rms_norm_row(residual + t * d->hidden, d->hidden, d->norm, d->eps, hidden + t * d->hidden);
+    team_barrier(&me);
   }
 }

@@ -1,5 +1,5 @@
-/* What the C files share. Functions named `*_team` are called by every thread of an OpenMP parallel
- * region together, split the work among them, and end with a barrier. */
+/* What the C files share. Functions named `*_team` are called by every thread of a parallel region
+ * together, split the work among them, and end with a barrier. */
 #ifndef OCTAVO_KERNELS_H
 #define OCTAVO_KERNELS_H
 
@@ -7,12 +7,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#ifdef _OPENMP
-#include <omp.h>
-#else
-static inline int omp_get_thread_num(void) { return 0; }
-static inline int omp_get_num_threads(void) { return 1; }
-#endif
+#include "team.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -57,7 +52,7 @@ typedef struct {
 } target_t;
 
 /* y = x w + bias. shared: linear_shared_bytes of memory that all threads see. */
-void linear_team(const linear_t *l, const source_t *x, int64_t rows, const target_t *y, void *shared);
+void linear_team(const team_t *team, const linear_t *l, const source_t *x, int64_t rows, const target_t *y, void *shared);
 size_t linear_shared_bytes(const linear_t *l, int64_t rows);
 
 /* ---- rows of activations ------------------------------------------------------------------------ */
@@ -92,9 +87,9 @@ typedef struct {
 typedef struct plan plan_t;
 
 /* q[tokens, heads, head_size], k and v are rows of `type` with a stride a token; out likewise. */
-void attention_team(const attention_t *layer, const batch_t *batch, const plan_t *plan, const void *q,
-                    int64_t qstride, const void *k, int64_t kstride, const void *v, int64_t vstride,
-                    int type, void *out, int64_t ostride);
+void attention_team(const team_t *team, const attention_t *layer, const batch_t *batch, const plan_t *plan,
+                    const void *q, int64_t qstride, const void *k, int64_t kstride, const void *v,
+                    int64_t vstride, int type, void *out, int64_t ostride);
 
 /* ---- memory of a thread ------------------------------------------------------------------------ */
 

@@ -214,26 +214,27 @@ size_t linear_shared_bytes(const linear_t *l, int64_t rows) {
   return (size_t)(((some + MR - 1) / MR) * ((packed_bytes(l, MR, l->k) + 63) / 64 * 64));
 }
 
-void linear_team(const linear_t *l, const source_t *x, int64_t rows, const target_t *y, void *shared) {
-  const int64_t threads = omp_get_num_threads(), me = omp_get_thread_num(), unit = l->paired ? 2 : 1;
+void linear_team(const team_t *team, const linear_t *l, const source_t *x, int64_t rows, const target_t *y,
+                 void *shared) {
+  const int64_t threads = team->threads, unit = l->paired ? 2 : 1;
   const int64_t units = packed_panels(l) / unit, most = super_rows(l);
   const int64_t tile_bytes = (packed_bytes(l, MR, l->k) + 63) / 64 * 64;
   for (int64_t row0 = 0; row0 < rows; row0 += most) {
     const tiling_t tiling = cut_rows(rows - row0 < most ? rows - row0 : most);
     const int together = packs_together(l, tiling.rows, threads);
     if (together) {
-#pragma omp for schedule(static)
-      for (int64_t i = 0; i < tiling.count; i++)
+      for (int64_t i = team_first(team, tiling.count); i < team_end(team, tiling.count); i++)
         pack_tile(l, x, row0 + tile_start(tiling, i), tile_height(tiling, i), (char *)shared + i * tile_bytes);
+      team_barrier(team);
     }
     int64_t row_shares = 1; /* split rows too when there are few panels a thread */
     while (units * row_shares < 8 * threads && 2 * row_shares <= threads && tiling.count >= 2 * row_shares)
       row_shares *= 2;
-    const int64_t panel_shares = threads / row_shares, a = me / panel_shares, b = me % panel_shares;
+    const int64_t panel_shares = threads / row_shares, a = team->me / panel_shares, b = team->me % panel_shares;
     if (a < row_shares)
       share(l, x, y, tiling, tiling.count * a / row_shares, tiling.count * (a + 1) / row_shares,
             units * b / panel_shares * unit, units * (b + 1) / panel_shares * unit, row0, together ? shared : NULL);
-#pragma omp barrier
+    team_barrier(team);
   }
 }
 
@@ -246,6 +247,10 @@ EXPORT void octavo_linear(const linear_t *l, const void *x, int64_t xtype, int64
   const target_t target = {y, ytype, ystride, 0, ACT_NONE};
   const int team = rows * l->n * l->k < SMALL_WORK ? 1 : (int)threads;
   void *shared = packs_together(l, rows, team) ? thread_scratch(SCRATCH_SHARED, linear_shared_bytes(l, rows)) : NULL;
+  shared_team_t all = {0};
 #pragma omp parallel num_threads(team)
-  linear_team(l, &source, rows, &target, shared);
+  {
+    const team_t me = join_team(&all);
+    linear_team(&me, l, &source, rows, &target, shared);
+  }
 }
