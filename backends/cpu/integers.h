@@ -124,7 +124,7 @@ INLINE void quantize_group(const float *x, int8_t *group, int64_t M, int64_t r) 
     int32_t rounded[LANES];
     vi v = vf_to_int(vf_mul(vf_load(x + i), vf_set(inverse)));
     memcpy(rounded, &v, sizeof v);
-    for (int j = 0; j < LANES; j++) q[i + j] = (int8_t)rounded[j], sum += rounded[j];
+    for (int j = 0; j < LANES; j++) q[i + j] = (int8_t)rounded[j], sum += q[i + j]; /* NaN: 0 */
   }
   float d = most / 127.0f + check, s = d * (float)sum;
   int32_t t = -128 * sum;

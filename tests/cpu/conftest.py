@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +30,26 @@ def compiler() -> None:
         pytest.skip(answer.reason)
 
 
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g", "-O1")
+"""Flags of the build that test_cpu_sanitizers.py runs these tests with."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sanitized(compiler: None) -> Any:
+    """In the process that checks memory accesses, every test gets the sanitized kernels."""
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ.get("OCTAVO_TEST_SANITIZED"):
+            checked = functools.cache(
+                lambda isa="native": native.open_library(build.library(isa, SANITIZERS))
+            )
+            patch.setattr(native, "kernels", checked)
+        yield
+
+
 @pytest.fixture(
     scope="session", params=["native", "avx2", pytest.param("generic", marks=pytest.mark.slow)]
 )
-def library(request: pytest.FixtureRequest, compiler: None) -> Any:
+def library(request: pytest.FixtureRequest, sanitized: None) -> Any:
     """The kernels of one instruction set."""
     if request.param == "avx2" and not _runs_avx2():
         pytest.skip("this CPU has no AVX2")
