@@ -15,9 +15,10 @@ from torch import nn
 
 from octavo.backends.cpu import native
 from octavo.backends.cpu.options import Int4Options
+from octavo.backends.fused_parts import FusedParts
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.quantization import QuantizationContext, QuantizationMethod
-from octavo.core.errors import PluginUnavailable, WeightError
+from octavo.core.errors import PluginUnavailable
 
 _FLOAT_KINDS = {torch.float32: native.W_F32, torch.bfloat16: native.W_BF16}
 
@@ -130,38 +131,21 @@ class PackedLinear(nn.Module):
         self.packed = PackedWeight(library, kind, in_features, sum(out_features), paired=paired)
         self.handle = next(_handles)
         _weights[self.handle] = self.packed
-        self._has_bias = bias
-        self._missing = {
-            (part, name)
-            for part in range(len(out_features))
-            for name in (("weight", "bias") if bias else ("weight",))
-        }
+        self._parts = FusedParts(prefix, in_features, out_features, bias)
         # Buffers, so that the model's size in memory is known.
         self.register_buffer("storage", self.packed.storage, persistent=False)
 
     def load(self, part: int, kind: str, tensor: torch.Tensor) -> None:
         """Take the weight or bias of one of the fused matrices."""
-        if kind not in ("weight", "bias") or (kind == "bias" and not self._has_bias):
-            raise WeightError(f"{self.prefix} has no {kind}, the checkpoint brings one")
-        size = self.out_features[part]
-        wanted = [size, self.in_features] if kind == "weight" else [size]
-        if list(tensor.shape) != wanted:
-            raise WeightError(
-                f"{self.prefix} part {part}: {kind} has shape {list(tensor.shape)}, expected "
-                f"{wanted}"
-            )
-        first = sum(self.out_features[:part])
+        first = self._parts.take(part, kind, tensor)
         if kind == "weight":
             self.packed.pack(first, tensor)
         else:
             self.packed.set_bias(first, tensor)
-        self._missing.discard((part, kind))
 
     def finish(self) -> None:
         """All was loaded."""
-        if self._missing:
-            missing = ", ".join(f"{kind} of part {part}" for part, kind in sorted(self._missing))
-            raise WeightError(f"{self.prefix}: the checkpoint lacks {missing}")
+        self._parts.finish()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():

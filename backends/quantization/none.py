@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from octavo.backends.fused_parts import FusedParts
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.quantization import QuantizationContext, QuantizationMethod
-from octavo.core.errors import WeightError
 
 _FEW_ROWS = range(3, 64)
 """Row counts where MKL's product is slow one way round; see `multiply`."""
@@ -56,36 +56,22 @@ class FusedLinear(nn.Module):
             self.bias = nn.Parameter(
                 torch.empty(total, dtype=dtype, device=device), requires_grad=False
             )
-        self._missing = {
-            (part, kind)
-            for part in range(len(out_features))
-            for kind in (("weight", "bias") if bias else ("weight",))
-        }
+        self._parts = FusedParts(prefix, in_features, out_features, bias)
 
     def load(self, part: int, kind: str, tensor: torch.Tensor) -> None:
         """Take the weight or bias of one of the fused matrices. A parameter of the model (a tied
         embedding) is shared, anything else is copied."""
-        target = {"weight": self.weight, "bias": self.bias}.get(kind)
-        if target is None:
-            raise WeightError(f"{self.prefix} has no {kind}, the checkpoint brings one")
-        start = sum(self.out_features[:part])
-        rows = target.data[start : start + self.out_features[part]]
-        if rows.shape != tensor.shape:
-            raise WeightError(
-                f"{self.prefix} part {part}: {kind} has shape {list(tensor.shape)}, expected "
-                f"{list(rows.shape)}"
-            )
+        start = self._parts.take(part, kind, tensor)
+        target = self.weight if kind == "weight" else self.bias
+        assert target is not None, "a kind that the layer lacks was refused"
         if isinstance(tensor, nn.Parameter) and tensor.shape == target.shape:
             self.weight = tensor
         else:
-            rows.copy_(tensor)
-        self._missing.discard((part, kind))
+            target.data[start : start + self.out_features[part]].copy_(tensor)
 
     def finish(self) -> None:
         """All was loaded."""
-        if self._missing:
-            missing = ", ".join(f"{kind} of part {part}" for part, kind in sorted(self._missing))
-            raise WeightError(f"{self.prefix}: the checkpoint lacks {missing}")
+        self._parts.finish()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return multiply(x, self.weight, self.bias)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.core.contracts.logits_processor import AttachedRequest, HostLogitsProcessor
-from octavo.core.errors import RequestError
+from octavo.core.contracts.logits_processor import HostLogitsProcessor
 from octavo.core.messages import AdmittedRow, EngineOutputs, LogitMasks, StepPlan
-
-logger = logging.getLogger(__name__)
+from octavo.core.processor_faults import Faults, attached_request
 
 Fail = Callable[[int, str], None]
 
@@ -30,7 +27,7 @@ class HostMasks:
         self._attached: list[set[int]] = [set() for _ in processors]
         self._slot_of: dict[int, int] = {}
         self._handle_of: dict[int, int] = {}
-        self._logged: set[str] = set()
+        self._faults = Faults()
 
     def follow(self, plan: StepPlan) -> bool:
         """Attach and detach what the plan seats and releases. True when the plan needs a mask."""
@@ -82,14 +79,7 @@ class HostMasks:
                 self._detach(self._slot_of[finish.handle])
 
     def _attach(self, row: AdmittedRow) -> None:
-        request = AttachedRequest(
-            slot=row.slot,
-            handle=row.handle,
-            prompt=row.token_ids[: row.num_prompt],
-            output=row.token_ids[row.num_prompt :],
-            params=row.sampling,
-            eos_token_ids=() if row.sampling.ignore_eos else tuple(row.eos_token_ids),
-        )
+        request = attached_request(row)
         slots = np.asarray([row.slot], np.intp)
         self._slot_of[row.handle], self._handle_of[row.slot] = row.slot, row.handle
         for processor, attached in zip(self._processors, self._attached, strict=True):
@@ -109,35 +99,21 @@ class HostMasks:
         *args: object,
     ) -> tuple[object, bool]:
         """`(result, True)`, or `(None, False)` after the requests in these slots were failed."""
-        try:
-            return call(*args), True
-        except RequestError as error:
-            message = str(error)
-        except Exception as error:
-            name = type(processor).__name__
-            message = f"logits processor '{name}' failed: {type(error).__name__}: {error}"
-            self._log(name)
+        result, message = self._faults.run(type(processor).__name__, call, *args)
+        if message is None:
+            return result, True
         for slot in slots.tolist():
             handle = self._handle_of[slot]
             self._detach(slot)
             self._fail(handle, message)
         return None, False
 
-    def _log(self, name: str) -> None:
-        if name not in self._logged:
-            self._logged.add(name)
-            logger.exception(
-                "logits processor '%s' failed (its requests end with an error; logged once)", name
-            )
-
     def _detach(self, slot: int) -> None:
         for processor, attached in zip(self._processors, self._attached, strict=True):
             if slot in attached:
                 attached.discard(slot)
-                try:
-                    processor.detach(slot)
-                except Exception:  # no request is left that it could belong to
-                    self._log(type(processor).__name__)
+                # What this raises has no request left that it could belong to.
+                self._faults.run(type(processor).__name__, processor.detach, slot)
         handle = self._handle_of.pop(slot, None)
         if handle is not None:
             del self._slot_of[handle]

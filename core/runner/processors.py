@@ -5,18 +5,15 @@ Legend: S slots, R sampling rows, V vocabulary, P processors.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo.core.contracts.logits_processor import AttachedRequest, DeviceLogitsProcessor
-from octavo.core.errors import RequestError
+from octavo.core.contracts.logits_processor import DeviceLogitsProcessor
 from octavo.core.messages import AdmittedRow
-
-logger = logging.getLogger(__name__)
+from octavo.core.processor_faults import Faults, attached_request
 
 
 class ProcessorSet:
@@ -40,7 +37,7 @@ class ProcessorSet:
         self.errors: dict[int, str] = {}
         self._attached = np.zeros((len(self.processors), max_num_seqs), np.bool_)
         self._counts = [0] * len(self.processors)
-        self._logged: set[str] = set()
+        self._faults = Faults()
 
     @property
     def active(self) -> bool:
@@ -51,14 +48,7 @@ class ProcessorSet:
         """A sequence got a slot; `token_ids` past `num_prompt` were generated in an earlier life.
         Never raises for what a processor does: see `errors`."""
         self.release(row.slot)
-        request = AttachedRequest(
-            slot=row.slot,
-            handle=row.handle,
-            prompt=row.token_ids[: row.num_prompt],
-            output=row.token_ids[row.num_prompt :],
-            params=row.sampling,
-            eos_token_ids=() if row.sampling.ignore_eos else tuple(row.eos_token_ids),
-        )
+        request = attached_request(row)
         for number, processor in enumerate(self.processors):
             slots = np.array([row.slot], np.intp)
             wanted, ok = self._guard(number, slots, processor.attach, request)
@@ -104,16 +94,9 @@ class ProcessorSet:
         self, number: int, slots: NDArray[np.intp], call: Callable[..., object], *args: object
     ) -> tuple[object, bool]:
         """`(result, True)`, or `(None, False)` after noting the error for these slots."""
-        try:
-            return call(*args), True
-        except RequestError as error:
-            message = str(error)
-        except Exception as error:
-            name = self.names[number]
-            message = f"logits processor '{name}' failed: {type(error).__name__}: {error}"
-            if name not in self._logged:
-                self._logged.add(name)
-                logger.exception("%s (its requests end with an error; logged once)", message)
+        result, message = self._faults.run(self.names[number], call, *args)
+        if message is None:
+            return result, True
         for slot in slots.tolist():
             self.errors.setdefault(slot, message)
             self._detach(slot)
@@ -124,14 +107,5 @@ class ProcessorSet:
             if self._attached[number, slot]:
                 self._attached[number, slot] = False
                 self._counts[number] -= 1
-                self._quietly_detach(number, slot)
-
-    def _quietly_detach(self, number: int, slot: int) -> None:
-        """An error in `detach` has no request left to belong to: it is logged, once."""
-        try:
-            self.processors[number].detach(slot)
-        except Exception:
-            name = self.names[number]
-            if name not in self._logged:
-                self._logged.add(name)
-                logger.exception("logits processor '%s' failed in detach (logged once)", name)
+                # What this raises has no request left that it could belong to.
+                self._faults.run(self.names[number], self.processors[number].detach, slot)

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from tokenizers import Tokenizer as Backend
 
 from octavo.core.contracts import NoOptions
-from octavo.core.contracts.tokenizer import Tokenizer, TokenizerContext
+from octavo.core.contracts.tokenizer import TokenizerContext
 from octavo.core.errors import ModelError, RequestError
-from octavo.models.tokenizers.chat import ChatTemplates
 from octavo.models.tokenizers.files import (
-    DEFAULT_TEMPLATE,
     TOKENIZER_JSON,
     begin_token,
-    chat_templates,
     end_tokens,
-    given_template,
     special_tokens,
 )
 from octavo.models.tokenizers.pieces import alphabet, piece_bytes
+from octavo.models.tokenizers.templated import TemplatedTokenizer
 
 _SHORT = 2048  # characters that are tokenized in less time than another thread notices
 
 
-class FastTokenizer(Tokenizer):
+class FastTokenizer(TemplatedTokenizer):
     """The backend is never changed after `__init__`, so that threads may share it. Decoding does
     not tidy spaces before punctuation (`clean_up_tokenization_spaces`), which would make a text
     depend on what follows it."""
@@ -42,10 +38,7 @@ class FastTokenizer(Tokenizer):
         self._backend.no_truncation()
         self._backend.no_padding()
         tokens = special_tokens(context.folder)
-        templates = chat_templates(context.folder)
-        if context.chat_template is not None:
-            templates = {DEFAULT_TEMPLATE: given_template(context.chat_template)}
-        self._chat = ChatTemplates(templates, tokens)
+        self._set_templates(context, tokens)
         self._alphabet = alphabet(decoder)
         self._added = self._backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in self._added.items() if token.special)
@@ -73,25 +66,6 @@ class FastTokenizer(Tokenizer):
             return str(self._added[token_id].content).encode()
         piece = self._backend.id_to_token(token_id)
         return b"" if piece is None else piece_bytes(piece, self._alphabet)
-
-    def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template: str | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
-        return self._chat.render(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            template=template,
-            kwargs=kwargs,
-        )
 
 
 def check_text(text: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from octavo.core.contracts import Availability, ProbeContext
 from octavo.core.contracts.tokenizer import TokenizerContext
 from octavo.core.errors import ModelError
+from octavo.models.json_files import read_json
 
 TOKENIZER_JSON = "tokenizer.json"
 DEFAULT_TEMPLATE = "default"
@@ -45,15 +45,7 @@ def probe_transformers(context: ProbeContext) -> Availability:
 
 def read_mapping(file: Path) -> dict[str, Any]:
     """A JSON file; empty when it is not there."""
-    if not file.is_file():
-        return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{file}: cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{file}: expected a mapping, got {type(value).__name__}")
-    return value
+    return read_json(file) if file.is_file() else {}
 
 
 def special_tokens(folder: Path) -> dict[str, str]:

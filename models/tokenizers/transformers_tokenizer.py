@@ -7,25 +7,22 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from octavo.core.contracts import NoOptions
-from octavo.core.contracts.tokenizer import Tokenizer, TokenizerContext
+from octavo.core.contracts.tokenizer import TokenizerContext
 from octavo.core.errors import ModelError
-from octavo.models.tokenizers.chat import ChatTemplates
 from octavo.models.tokenizers.fast import check_text
 from octavo.models.tokenizers.files import (
-    DEFAULT_TEMPLATE,
     begin_token,
-    chat_templates,
     end_tokens,
-    given_template,
 )
 from octavo.models.tokenizers.pieces import Alphabet, alphabet, byte_alphabet, piece_bytes
+from octavo.models.tokenizers.templated import TemplatedTokenizer
 
 
-class TransformersTokenizer(Tokenizer):
+class TransformersTokenizer(TemplatedTokenizer):
     """Encoding holds a lock: transformers changes its backend's settings on every call."""
 
     def __init__(self, options: NoOptions, context: TokenizerContext) -> None:
@@ -42,10 +39,7 @@ class TransformersTokenizer(Tokenizer):
         tokens = {
             name: text for name, text in inner.special_tokens_map.items() if isinstance(text, str)
         }
-        templates = chat_templates(context.folder)
-        if context.chat_template is not None:
-            templates = {DEFAULT_TEMPLATE: given_template(context.chat_template)}
-        self._chat = ChatTemplates(templates, tokens)
+        self._set_templates(context, tokens)
         self._added = {int(i): str(t.content) for i, t in inner.added_tokens_decoder.items()}
         self._alphabet = _alphabet(inner)
         self.special_ids = frozenset(inner.all_special_ids) | {
@@ -75,25 +69,6 @@ class TransformersTokenizer(Tokenizer):
         if isinstance(piece, bytes):
             return piece
         return b"" if piece is None else piece_bytes(piece, self._alphabet)
-
-    def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template: str | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> str:
-        return self._chat.render(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            template=template,
-            kwargs=kwargs,
-        )
 
 
 def _alphabet(inner: Any) -> Alphabet:

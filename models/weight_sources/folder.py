@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.weight_source import WeightSource, WeightSourceContext
-from octavo.core.errors import ModelError, ModelNotFound, WeightError
+from octavo.core.errors import ModelNotFound, WeightError
+from octavo.models.json_files import read_json
 from octavo.models.weight_sources.safetensors_files import header, read_tensors
 
 if TYPE_CHECKING:
@@ -81,17 +81,6 @@ def _shards(folder: Path, index: Path) -> list[Path]:
         if absent:
             raise WeightError(f"{file}: lacks tensor {min(absent)}, which {INDEX} promises")
     return [folder / name for name in sorted(shards)]
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON file that must hold a mapping."""
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{file}: cannot be read as JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{file}: expected a mapping, got {type(value).__name__}")
-    return value
 
 
 def _hint(folder: Path) -> str:

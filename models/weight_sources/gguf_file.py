@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.weight_source import WeightSource, WeightSourceContext
 from octavo.core.errors import ModelError, ModelNotFound, WeightError
-from octavo.models.weight_sources.folder import SINGLE, read_json
+from octavo.models.json_files import read_json
+from octavo.models.weight_sources.folder import SINGLE
 from octavo.models.weight_sources.gguf_metadata import (
     GGUF,
     make_config,
