@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import octavo
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command: Command = args.command
         return command(args)
     except OctavoError as exc:
-        print(f"octavo: {' '.join(str(exc).split())}", file=sys.stderr)
+        print(error_line(exc), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -60,6 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output went away; leave nothing to be flushed into the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def error_line(error: OctavoError) -> str:
+    """An error as the command line prints it."""
+    return f"octavo: {' '.join(str(error).split())}"
 
 
 def _dashes(item: str) -> str:
@@ -96,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     config = commands.add_parser("config", help="show, check or describe a configuration")
     parts = config.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    _command(parts, "show", "print what a configuration means here, and why", show, _file_arguments)
+    _command(parts, "show", "print what a configuration means here, and why", show, _show_arguments)
     _command(parts, "validate", "check a configuration", validate, _file_arguments)
     _command(parts, "schema", "print the JSON Schema, for editors", schema, add_config_sources)
     _module(
@@ -192,34 +198,59 @@ def plugins(args: argparse.Namespace) -> int:
 
 
 def _file_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", nargs="?", metavar="FILE", help="YAML file")
-    add_config_arguments(parser, model=False)
+    text = "a YAML file, or a model as for `octavo serve`"
+    add_config_arguments(parser, source=("FILE|MODEL", text))
+
+
+def _show_arguments(parser: argparse.ArgumentParser) -> None:
+    _file_arguments(parser)
+    parser.add_argument(
+        "--given", action="store_true", help="print only what was given, deciding nothing"
+    )
 
 
 def _with_file(args: argparse.Namespace) -> argparse.Namespace:
-    if args.file is not None:
+    """MODEL may be the file."""
+    file = args.model_source
+    if file is not None and _is_yaml(file):
         if args.config is not None:
-            raise ConfigError(f"two files are given: '{args.file}' and --config '{args.config}'")
-        args.config = args.file
+            raise ConfigError(f"two files are given: '{file}' and --config '{args.config}'")
+        args.config, args.model_source = file, None
     return args
+
+
+def _is_yaml(name: str) -> bool:
+    path = Path(name)
+    return path.suffix in (".yaml", ".yml", ".json") or (
+        path.is_file() and path.suffix not in (".gguf", ".safetensors")
+    )
 
 
 def show(args: argparse.Namespace) -> int:
     """`octavo config show`."""
     from octavo.core.config.resolve import resolve
-    from octavo.core.config.show import config_yaml
+    from octavo.core.config.show import config_yaml, given_yaml
 
     config, registry = config_from_args(_with_file(args))
+    if args.given:
+        print(given_yaml(config), end="")
+        return 0
     print(config_yaml(resolve(config, registry, need_model=False)), end="")
     return 0
 
 
 def validate(args: argparse.Namespace) -> int:
-    """`octavo config validate`: keys, types, names of plugins, their options. Nothing is loaded."""
-    from octavo.core.config.resolve import check_choices
+    """`octavo config validate`: keys, types, names of plugins, their options; every error on a
+    line of its own. Nothing is loaded."""
+    from octavo.core.config.resolve import choice_errors
 
-    config, registry = config_from_args(_with_file(args))
-    check_choices(config, registry)
+    found: list[ConfigError] = []
+    config, registry = config_from_args(_with_file(args), errors=found)
+    errors = [*found, *choice_errors(config, registry)]
+    for error in errors:
+        print(error_line(error), file=sys.stderr)
+    if errors:
+        return 2
     print(f"{args.config or 'configuration'}: valid")
     return 0
 

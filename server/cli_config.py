@@ -17,23 +17,23 @@ from octavo.core.errors import ConfigError
 from octavo.core.registry import Registry
 
 
-def add_config_arguments(parser: argparse.ArgumentParser, *, model: bool = True) -> None:
-    """Add MODEL (unless `model` is False), `--config`, `--set` and a flag for each of vLLM's names.
+def add_config_arguments(
+    parser: argparse.ArgumentParser, *, source: tuple[str, str] | None = None
+) -> None:
+    """Add MODEL (or what `source` says: its name and help), `--config`, `--set` and a flag for each
+    of vLLM's names.
 
     Values land in the namespace under vLLM's names; None: not given.
     """
-    if model:
-        parser.add_argument(
-            "model_source", nargs="?", metavar="MODEL", help=description("model.source")
-        )
+    metavar, text = source or ("MODEL", description("model.source"))
+    parser.add_argument("model_source", nargs="?", metavar=metavar, help=text)
     add_config_sources(parser)
-    if model:
-        parser.add_argument(
-            "--trace-steps",
-            metavar="FILE",
-            help="write a timeline of the steps as a Chrome trace, which Perfetto opens "
-            "[observers: step_trace]",
-        )
+    parser.add_argument(
+        "--trace-steps",
+        metavar="FILE",
+        help="write a timeline of the steps as a Chrome trace, which Perfetto opens "
+        "[observers: step_trace]",
+    )
     group = parser.add_argument_group("model and engine (vLLM's names)")
     for name, keyword in KEYWORDS.items():
         _add(group, name, keyword)
@@ -54,17 +54,20 @@ def add_config_sources(parser: argparse.ArgumentParser) -> None:
 
 
 def config_from_args(
-    args: argparse.Namespace, plugins: Sequence[Any] = ()
+    args: argparse.Namespace,
+    plugins: Sequence[Any] = (),
+    errors: list[ConfigError] | None = None,
 ) -> tuple[EngineConfig, Registry]:
     """The configuration that the flags ask for, and the plugins that it names. `plugins`: objects,
-    as for `LLM`. Raises `ConfigError` or `PluginError`."""
+    as for `LLM`. errors: as in `load_config`. Raises `ConfigError` or `PluginError`."""
     keywords = {name: getattr(args, name, None) for name in KEYWORDS}
     source = getattr(args, "model_source", None)
     if source is not None:
         if keywords["model"] is not None:
             raise ConfigError(f"MODEL is given twice: '{source}' and --model '{keywords['model']}'")
         keywords["model"] = source
-    config = load_config(args.config, overrides=args.overrides, flags=from_keywords(keywords))
+    flags = from_keywords(keywords)
+    config = load_config(args.config, overrides=args.overrides, flags=flags, errors=errors)
     trace = getattr(args, "trace_steps", None)
     if trace is not None:
         observer = Choice(name="step_trace", options={"path": trace})
@@ -94,9 +97,7 @@ def _add(group: argparse._ArgumentGroup, name: str, keyword: Keyword) -> None:
         text = f"{text} [{keyword.path}]"
     names = [f"--{name.replace('_', '-')}", *keyword.aliases]
     options: dict[str, Any] = {"dest": name, "default": None, "help": text.replace("%", "%%")}
-    if keyword.form == "switch":
-        options |= {"action": "store_const", "const": True}
-    elif keyword.form == "bool":
+    if keyword.form == "bool":
         options |= {"action": argparse.BooleanOptionalAction}
     else:
         options |= {"type": _TYPES[keyword.form], "metavar": _METAVARS[keyword.form]}

@@ -17,6 +17,7 @@ from octavo.server.errors import from_exception
 from octavo.server.generation import Collected, Job, Prompt, Run
 from octavo.server.protocol.common import Response, Usage, parse
 from octavo.server.protocol.sampling import SamplingRequest
+from octavo.server.request_log import log_request
 from octavo.server.state import ServerState
 
 B = TypeVar("B", bound=SamplingRequest)
@@ -77,6 +78,7 @@ class Handler(Generic[B]):
             job.place = place
             job.key_name = getattr(request.state, "api_key_name", None)
             place.settle([len(prompt.token_ids) for prompt in job.prompts])
+            log_request(state.config.observability, job)
             headers["x-request-id"] = job.answer_id
             return await self._answer(request, state, job, headers)
         except ClientDisconnect:

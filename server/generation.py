@@ -16,6 +16,7 @@ from octavo.server.disconnect import cancel
 from octavo.server.engine import Choice, Engine, Output, TokenLogprob, closing
 from octavo.server.errors import ApiError, unavailable
 from octavo.server.overload import Place
+from octavo.server.pacing import Pace
 from octavo.server.protocol.common import PromptTokensDetails, Usage
 from octavo.server.protocol.sampling import SamplingRequest
 from octavo.server.state import ServerState
@@ -209,10 +210,13 @@ class Run:
         """Outputs of all prompts as they come, each with its prompt's index. Counts tokens."""
         count = len(self._job.prompts)
         merged = self._one(0) if count == 1 else self._merged(count)
+        interval = self._state.config.server.stream_interval if self._job.body.stream else 1
+        pace = Pace(interval)
         async with contextlib.aclosing(merged):
             async for prompt, output in merged:
-                self._job.count(prompt, output)
-                yield prompt, output
+                due = pace.take(prompt, output)
+                self._job.count(prompt, due)
+                yield prompt, due
 
     async def _merged(self, count: int) -> AsyncGenerator[tuple[int, Output], None]:
         queue: asyncio.Queue[tuple[int, Output] | BaseException | None] = asyncio.Queue()

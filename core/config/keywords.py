@@ -16,15 +16,14 @@ from octavo.core.errors import ConfigError, nearest
 
 log = logging.getLogger("octavo.config")
 
-Form = Literal["text", "int", "float", "bool", "mapping", "list", "switch"]
+Form = Literal["text", "int", "float", "bool", "mapping", "list"]
 
 
 @dataclass(frozen=True)
 class Keyword:
-    """path: dotted YAML key; empty for what has none. form: on the command line (`switch`: a flag
-    without a value, `bool`: `--x` and `--no-x`). convert: from vLLM's value to ours; it may return
-    `SKIP` for "leave the default", and raises `ConfigError`. doc: help for what has no key.
-    aliases: further command-line flags."""
+    """path: dotted YAML key; empty for what has none. form: on the command line (`bool`: `--x` and
+    `--no-x`). convert: from vLLM's value to ours; it may return `SKIP` for "leave the default", and
+    raises `ConfigError`. doc: help for what has no key. aliases: further command-line flags."""
 
     path: str = ""
     form: Form = "text"
@@ -114,6 +113,28 @@ def _only(*allowed: Any) -> Callable[[str, Any], Any]:
     return check
 
 
+def _not_built(what: str, *off: Any) -> Callable[[str, Any], Any]:
+    """For what names a thing that Octavo does not have: only its absence is accepted."""
+
+    def check(name: str, value: Any) -> Any:
+        if value not in off and value not in (False, [], {}):
+            raise ConfigError(f"{name}: {what}, got {show(value)}")
+        return SKIP
+
+    return check
+
+
+def _accepted(name: str, value: Any) -> Any:
+    """What Octavo does in any case; only its opposite is worth a word."""
+    if not value:
+        log.warning("%s has no effect in Octavo: %s", name, KEYWORDS[name].doc)
+    return SKIP
+
+
+def _inverted(name: str, value: Any) -> Any:
+    return not value
+
+
 def _api_keys(name: str, value: Any) -> Any:
     keys = [value] if isinstance(value, str) else value
     return {f"key{number}": key for number, key in enumerate(keys, 1)}
@@ -146,7 +167,7 @@ KEYWORDS: dict[str, Keyword] = {
     "max_model_len": Keyword("model.max_model_len", "int"),
     "quantization": Keyword("model.quantization", aliases=("-q",)),
     "load_format": Keyword("model.weight_source", convert=_load_format),
-    "trust_remote_code": Keyword("model.trust_remote_code", "switch"),
+    "trust_remote_code": Keyword("model.trust_remote_code", "bool"),
     "hf_overrides": Keyword("model.hf_overrides", "mapping"),
     "generation_config": Keyword("model.generation_config", convert=_generation_config),
     "chat_template": Keyword("model.chat_template"),
@@ -164,7 +185,7 @@ KEYWORDS: dict[str, Keyword] = {
     "kv_cache_memory_bytes": Keyword("kv_cache.memory_bytes", "int"),
     "num_gpu_blocks_override": Keyword("kv_cache.num_blocks", "int"),
     "attention_backend": Keyword("attention.backend", convert=_attention_backend),
-    "enforce_eager": Keyword("graph.runner", "switch", _eager, "Never capture or compile."),
+    "enforce_eager": Keyword("graph.runner", "bool", _eager, "Never capture or compile."),
     "device": Keyword("executor.device"),
     "served_model_name": Keyword("server.served_model_name", "list"),
     "host": Keyword("server.host"),
@@ -180,16 +201,29 @@ KEYWORDS: dict[str, Keyword] = {
     "max_num_queued_reqs": Keyword("server.max_queued_requests", "int"),
     "max_num_queued_tokens": Keyword("server.max_queued_tokens", "int"),
     "max_logprobs": Keyword("server.max_logprobs", "int"),
+    "stream_interval": Keyword("server.stream_interval", "int"),
+    "enable_log_requests": Keyword("observability.log_requests", "bool"),
+    "disable_log_requests": Keyword(
+        "observability.log_requests", "bool", _inverted, "The opposite of enable_log_requests."
+    ),
+    "enable_prompt_tokens_details": Keyword(
+        "", "bool", _accepted, "Usage always says how many prompt tokens were cached."
+    ),
     "tensor_parallel_size": Keyword("", "int", _one, "Devices for one model: 1.", ("-tp",)),
     "pipeline_parallel_size": Keyword("", "int", _one, "Stages of one model: 1.", ("-pp",)),
     "data_parallel_size": Keyword("", "int", _one, "Copies of the model: 1.", ("-dp",)),
     "distributed_executor_backend": Keyword("", "text", _local, "How workers start: uni."),
+    "speculative_config": Keyword(
+        "", "mapping", _not_built("speculative decoding is not built"), "Speculative decoding: {}."
+    ),
+    "enable_lora": Keyword("", "bool", _not_built("adapters are not built"), "Adapters: false."),
+    "lora_modules": Keyword("", "list", _not_built("adapters are not built"), "Adapters: none."),
+    "max_loras": Keyword("", "int", _not_built("adapters are not built", 1), "Adapters a step: 1."),
     "tokenizer_mode": Keyword("", "text", _only("auto"), "Kind of tokenizer: auto."),
     "cpu_offload_gb": Keyword("", "float", _only(0), "Weights kept on the host: 0."),
     "max_seq_len_to_capture": Keyword("", "int", _ignored, "graph.runner decides."),
-    "disable_log_stats": Keyword("", "switch", _ignored, "observers decide what is logged."),
-    "disable_log_requests": Keyword("", "switch", _ignored, "Requests are not logged."),
-    "disable_custom_all_reduce": Keyword("", "switch", _ignored, "There is one device."),
+    "disable_log_stats": Keyword("", "bool", _ignored, "observers decide what is logged."),
+    "disable_custom_all_reduce": Keyword("", "bool", _ignored, "There is one device."),
 }
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from octavo.core.config.flat import check_unmixed, from_flat, is_flat
 from octavo.core.config.keywords import KEYWORDS
 from octavo.core.config.models import Choice, EngineConfig
 from octavo.core.config.origin import Origin, Path, dotted
-from octavo.core.config.validation import model_at, problems, show
+from octavo.core.config.validation import Problem, model_at, problems, show
 from octavo.core.config.yaml_source import parse_value, read_yaml
 from octavo.core.errors import ConfigError
 
@@ -26,26 +27,42 @@ def load_config(
     mapping: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
+    errors: list[ConfigError] | None = None,
 ) -> EngineConfig:
     """The configuration from all its sources.
 
-    file: of YAML. mapping: nested, as the YAML would be. overrides: `"section.key=VALUE"` with the
-    VALUE in YAML. flags: dotted key to value. Raises `ConfigError` with path, file and line.
+    file: of YAML, in sections or with vLLM's flag names. mapping: nested, as the YAML would be.
+    overrides: `"section.key=VALUE"` with the VALUE in YAML. flags: dotted key to value.
+    Raises `ConfigError` with path, file and line. errors: a list that gets every value that is
+    wrong instead; the configuration is then that of the others.
     """
     data: dict[str, Any] = {}
     origin = Origin()
     if file is not None:
-        path = FilePath(file)
-        data, lines = read_yaml(path)
+        data, lines = _read(FilePath(file), str(file), errors)
         origin.update(lines, str(file))
-        _anchor_plugin_files(data, path.parent)
     if mapping:
         _merge(data, copy.deepcopy(dict(mapping)), (), origin)
     for key, text in _ordered(overrides):
         _set(data, key, parse_value(text, "--set"), origin, "--set")
     for name, value in (flags or {}).items():
         _set(data, _split(name, name), value, origin, _argument(name))
-    return _validate(data, origin)
+    return _validate(data, origin, errors)
+
+
+def _read(
+    path: FilePath, file: str, errors: list[ConfigError] | None
+) -> tuple[dict[str, Any], dict[Path, int]]:
+    data, lines = read_yaml(path)
+    check_unmixed(data, lines, file)
+    if not is_flat(data):
+        _anchor_plugin_files(data, path.parent)
+        return data, lines
+    found: list[ConfigError] = [] if errors is None else errors
+    data, lines = from_flat(data, lines, file, found.append)
+    if errors is None and found:
+        raise found[0]
+    return data, lines
 
 
 def _argument(path: str) -> str:
@@ -54,18 +71,39 @@ def _argument(path: str) -> str:
     return f"argument {names[0]}" if names else "argument"
 
 
-def _validate(data: dict[str, Any], origin: Origin) -> EngineConfig:
+def _validate(
+    data: dict[str, Any], origin: Origin, errors: list[ConfigError] | None
+) -> EngineConfig:
     try:
         config = EngineConfig.model_validate(data)
     except ValidationError as exc:
         found = problems(exc, EngineConfig, data)
         found.sort(key=lambda problem: origin.where(problem.path)[1] or 0)
-        first, more = found[0], len(found) - 1
-        file, line = origin.where(first.path)
-        message = first.message + (f" (and {more} more)" if more else "")
-        raise ConfigError(message, path=dotted(first.path), file=file, line=line) from None
+        if errors is None:
+            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+            raise _error(found[0], origin, more) from None
+        errors += [_error(problem, origin) for problem in found]
+        config = EngineConfig.model_validate(_without(data, [item.path for item in found]))
     config._origin = origin
     return config
+
+
+def _error(problem: Problem, origin: Origin, more: str = "") -> ConfigError:
+    file, line = origin.where(problem.path)
+    return ConfigError(problem.message + more, path=dotted(problem.path), file=file, line=line)
+
+
+def _without(data: dict[str, Any], paths: Sequence[Path]) -> dict[str, Any]:
+    """`data` without the keys of sections (or the sections) in which these paths lie."""
+    kept: dict[Any, Any] = {k: dict(v) if isinstance(v, dict) else v for k, v in data.items()}
+    for path in paths:
+        section, *below = path
+        inside = kept.get(section)
+        if below and isinstance(inside, dict):
+            inside.pop(below[0], None)
+        else:
+            kept.pop(section, None)
+    return kept
 
 
 def _anchor_plugin_files(data: dict[str, Any], folder: FilePath) -> None:

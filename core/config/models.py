@@ -265,6 +265,12 @@ class ServerConfig(Section):
     )
     max_n: int = Field(default=128, gt=0, description="Largest n of a request.")
     max_logprobs: int = Field(default=20, ge=0, description="Most alternatives for logprobs.")
+    stream_interval: int = Field(
+        default=1,
+        gt=0,
+        description="Tokens of a choice that share one event of a stream; the first and the last "
+        "token do not wait.",
+    )
     max_body_bytes: int = Field(
         default=32 * 2**20, gt=0, description="Largest request body; a larger one is a 413."
     )
@@ -313,7 +319,13 @@ class ServerConfig(Section):
 class ObservabilityConfig(Section):
     """What is logged."""
 
-    log_prompts: bool = Field(default=False, description="Whether prompts may appear in logs.")
+    log_requests: bool = Field(
+        default=False,
+        description="Whether each request is logged when it comes: id, tokens, limits, sampling.",
+    )
+    log_prompts: bool = Field(
+        default=False, description="Whether these lines have the prompt too; nothing else does."
+    )
     timelines: int = Field(
         default=0,
         ge=0,

@@ -36,9 +36,15 @@ One YAML file holds everything. The same keys can be set one by one on the comma
 vLLM's names (`--max-num-seqs 64`, `LLM(max_num_seqs=64)`, see [below](#vllms-names)). Flags win
 over `--set`, `--set` over the file, the file over the defaults.
 
+A file for vLLM's `--config`, with flag names (`max-model-len: 4096`) in place of sections, is taken
+too; flags and sections are not mixed in one file.
+
 An unknown key is refused with the nearest known one and the line of the file; so is a duplicate
-key. `octavo config validate FILE` checks a file, `octavo config show FILE` prints it with what
-every `auto` became and why, `octavo config schema` prints a JSON Schema for editors.
+key. `octavo config validate FILE` shows all that is wrong with a file, `octavo config show FILE`
+prints it with what every `auto` became and why, `octavo config schema` prints a JSON Schema for
+editors. `config show` takes what `octavo serve` takes, and prints the YAML that a command line
+stands for; with `--given` only that, deciding nothing:
+`octavo config show --given MODEL --max-num-seqs 64`.
 
 A *choice* is the name of an implementation, or a mapping with `name` and that implementation's own
 options. The name `auto` takes the best that is available, by the implementations' own probes;
@@ -178,8 +184,9 @@ def _implementations(registry: Registry, kind: str, path: str) -> Iterator[str]:
 def _keywords() -> Iterator[str]:
     yield "## vLLM's names\n"
     yield (
-        "Keywords of `LLM(...)` and `AsyncLLM(...)`, and flags of the command line "
-        "(`max_model_len` is `--max-model-len`).\n"
+        "Keywords of `LLM(...)` and `AsyncLLM(...)`, and flags of the command line and of vLLM's "
+        "files (`max_model_len` is `--max-model-len`; underscores are dashes). What names a thing "
+        "that Octavo does not have stops with a message; its being off is accepted.\n"
     )
     yield "| keyword | key | |"
     yield "|---|---|---|"

@@ -5,7 +5,7 @@ Reads the model's config.json through the chosen weight source; imports no torch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from octavo.core.device import cpu_threads, detect_platform
 from octavo.core.errors import (
     ConfigError,
     ModelNotFound,
+    OctavoError,
+    PluginError,
     PluginNotFound,
     PluginUnavailable,
     UnsupportedModel,
@@ -76,14 +78,25 @@ def resolve(config: EngineConfig, registry: Registry, *, need_model: bool = True
 def check_choices(config: EngineConfig, registry: Registry) -> None:
     """Raise for an implementation that is named and unknown, or whose options do not validate.
     Whether it can be used here is not asked."""
+    for error in choice_errors(config, registry):
+        raise error
+
+
+def choice_errors(config: EngineConfig, registry: Registry) -> Iterator[OctavoError]:
+    """Every choice that `check_choices` raises for."""
     for kind in KINDS.values():
         section, _, name = kind.config_path.partition(".")
         value = getattr(config, section)
+        choices: list[tuple[KeyPath, Choice]] = []
         if not name:
-            for index, choice in enumerate(value):
-                registry.check(kind.name, choice, path=(section, index), origin=config.origin)
+            choices = [((section, index), choice) for index, choice in enumerate(value)]
         elif name in value.model_fields_set:
-            registry.check(kind.name, getattr(value, name), origin=config.origin)
+            choices = [((section, name), getattr(value, name))]
+        for path, choice in choices:
+            try:
+                registry.check(kind.name, choice, path=path, origin=config.origin)
+            except (ConfigError, PluginError) as error:
+                yield error
 
 
 class _Resolver:

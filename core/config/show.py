@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, SecretStr
 
-from octavo.core.config.models import COMPOSED, Choice
+from octavo.core.config.models import COMPOSED, Choice, EngineConfig
 from octavo.core.config.resolve import Resolved
 from octavo.core.contracts import KINDS
 
@@ -34,6 +34,20 @@ def config_yaml(resolved: Resolved) -> str:
         else:
             lines.append(f"{section}: []")
     return "\n".join(lines) + "\n"
+
+
+def given_yaml(config: EngineConfig) -> str:
+    """YAML of what was given, nothing decided and no default added."""
+    lines: list[str] = []
+    for section in EngineConfig.model_fields:
+        value = getattr(config, section)
+        if isinstance(value, BaseModel):
+            names = [name for name in type(value).model_fields if name in value.model_fields_set]
+            lines += [f"{section}:"] * bool(names)
+            lines += [_line(f"  {name}", getattr(value, name), None) for name in names]
+        elif value:
+            lines.append(f"{section}: {_flow(plain(value))}")
+    return "\n".join(lines or ["{}"]) + "\n"
 
 
 def _line(name: str, value: Any, reason: str | None, colon: str = ":") -> str:

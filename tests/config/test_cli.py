@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import yaml
 
 import octavo
 from octavo.core.config import load_config
@@ -256,6 +257,46 @@ def test_config_show_without_a_model(run, tmp_path):
     assert "  max_num_seqs: 4\n" in out
     shown = load_config(write(tmp_path / "shown.yaml", out))
     assert shown.executor.device == "cpu"
+
+
+def test_config_show_prints_what_a_command_line_stands_for(run, tmp_path):
+    argv = ["org/name", "--max_num_seqs", "4", "--api-key", "secret", "-tp", "1", "--seed", "1"]
+    status, out, _ = run("config", "show", "--given", *argv, "--no-enable-prefix-caching")
+    assert status == 0
+    assert yaml.safe_load(out) == {
+        "model": {"source": "org/name", "seed": 1},
+        "scheduler": {"max_num_seqs": 4},
+        "kv_cache": {"prefix_caching": False},
+        "server": {"api_keys": {"key1": "**********"}},
+    }
+    shown = load_config(write(tmp_path / "shown.yaml", out))
+    assert (shown.model.source, shown.kv_cache.prefix_caching) == ("org/name", False)
+    assert run("config", "show", "--given") == (0, "{}\n", "")
+
+
+def test_config_validate_shows_every_error(run, tmp_path):
+    write(
+        tmp_path / "engine.yaml",
+        """
+        model: {source: 3}
+        scheduler:
+          policy: fcsf
+          max_num_seq: 4
+        kv_cache: {block_size: -1, manager: {name: paged, blocks: 3}}
+        """,
+    )
+    status, out, err = run("config", "validate", "engine.yaml")
+    assert (status, out) == (2, "")
+    assert err.splitlines() == [
+        "octavo: engine.yaml:2: model.source: expected text, got 3",
+        "octavo: engine.yaml:5: scheduler.max_num_seq: unknown key; did you mean 'max_num_seqs'?",
+        "octavo: engine.yaml:6: kv_cache.block_size: expected a number greater than 0 or 'auto', "
+        "got -1",
+        "octavo: engine.yaml:4: scheduler.policy: there is no scheduler_policy 'fcsf'; did you "
+        "mean 'fcfs'?",
+        "octavo: engine.yaml:6: kv_cache.manager.blocks: unknown option; none is known [options of "
+        "kv_cache_manager 'paged']",
+    ]
 
 
 def test_config_schema(run):

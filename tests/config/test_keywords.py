@@ -49,6 +49,9 @@ VALUES = {
     "port": (0, 0),
     "max_logprobs": (5, 5),
     "uds": ("/s", "/s"),
+    "stream_interval": (4, 4),
+    "enable_log_requests": (True, True),
+    "disable_log_requests": (True, False),
     "ssl_certfile": ("c.pem", "c.pem"),
     "ssl_keyfile": ("k.pem", "k.pem"),
     "root_path": ("/llm", "/llm"),
@@ -86,7 +89,7 @@ def test_flag(name):
 
     given, expected = VALUES[name]
     flag = f"--{name.replace('_', '-')}"
-    if KEYWORDS[name].form in ("switch", "bool"):
+    if KEYWORDS[name].form == "bool":
         argv = [flag if given else flag.replace("--", "--no-", 1)]
     elif isinstance(given, list):
         argv = [flag, *given]
@@ -102,6 +105,8 @@ def test_flag(name):
     ("keywords", "flags"),
     [
         ({"tensor_parallel_size": 1, "cpu_offload_gb": 0, "tokenizer_mode": "auto"}, {}),
+        ({"speculative_config": {}, "enable_lora": False, "max_loras": 1, "lora_modules": []}, {}),
+        ({"enable_prompt_tokens_details": True}, {}),
         ({"enforce_eager": False, "long_prefill_token_threshold": 0}, {}),
         ({"model": "m", "tokenizer": None}, {"model.source": "m"}),
         ({"dtype": "float"}, {"model.dtype": "float32"}),
@@ -133,6 +138,13 @@ def test_a_torch_dtype_by_its_name():
             "tensor_parallel_size: Octavo runs a model on one device; more is not built: expected "
             "1, got 2",
         ),
+        (
+            {"speculative_config": {"method": "ngram"}},
+            "speculative_config: speculative decoding is not built, got {'method': 'ngram'}",
+        ),
+        ({"enable_lora": True}, "enable_lora: adapters are not built, got true"),
+        ({"lora_modules": ["a=b"]}, "lora_modules: adapters are not built, got ['a=b']"),
+        ({"max_loras": 2}, "max_loras: adapters are not built, got 2"),
         (
             {"cpu_offload_gb": 4},
             "cpu_offload_gb: this is not built: expected 0, got 4",

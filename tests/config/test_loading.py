@@ -58,8 +58,9 @@ MISTAKES = {
         "engine.yaml:2: scheduler.max_num_seq: unknown key; did you mean 'max_num_seqs'?",
     ),
     "key of another section": (
-        "max_num_seqs: 3\n",
-        "engine.yaml:1: max_num_seqs: unknown key; did you mean 'scheduler.max_num_seqs'?",
+        "graph: {runner: eager}\nblock_size: 3\n",
+        "engine.yaml:2: block_size: a flag beside the section 'graph', expected only flags or only "
+        "sections; did you mean 'kv_cache.block_size'?",
     ),
     "unknown key far from any": (
         "graph:\n  zzz: 1\n",
