@@ -1,5 +1,5 @@
-"""The command line: `octavo serve`, `plugins`, `config`, `simulate`, `bench`. Imports no torch by
-itself."""
+"""The command line: `octavo serve`, `run-batch`, `plugins`, `config`, `simulate`, `bench`. Imports
+no torch by itself."""
 
 from __future__ import annotations
 
@@ -93,6 +93,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"octavo {octavo.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _command(commands, "serve", "serve a model over the OpenAI protocol", serve, _serve_arguments)
+    _module(
+        commands,
+        "run-batch",
+        "answer a file of requests in the format of OpenAI's batches",
+        "octavo.server.run_batch",
+    )
     _command(
         commands,
         "plugins",

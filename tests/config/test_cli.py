@@ -46,6 +46,7 @@ LIGHT = [
     ["--help"],
     ["--version"],
     ["serve", "--help"],
+    ["run-batch", "--help"],
     ["plugins", "--set", "executor.device=cpu"],
     ["config", "validate", "engine.yaml"],
     ["config", "schema"],
