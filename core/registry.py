@@ -63,7 +63,8 @@ class Failure:
 @dataclass(frozen=True)
 class Selection:
     """An implementation that was chosen. options: validated. reason: why it. rejected: (name, why
-    not) of the others that `auto` looked at."""
+    not) of the others that `auto` looked at. lost: what users miss of those. next_best: what `auto`
+    takes when this one refuses to be made, best first."""
 
     kind: str
     name: str
@@ -71,6 +72,8 @@ class Selection:
     registered: Registered
     reason: str
     rejected: tuple[tuple[str, str], ...] = ()
+    lost: tuple[str, ...] = ()
+    next_best: tuple[Registered, ...] = ()
 
 
 class Registry:
@@ -212,13 +215,22 @@ class Registry:
         path = path if path is not None else _default_path(self._kind_name(kind))
         gives_way = not explicit and any(availability(e, ctx) for e in self.preferred(kind))
         if choice.name == "auto" or gives_way:
-            entry, reason, rejected = self._auto(kind, choice, ctx, path)
+            found = self._auto(kind, ctx, path)
         else:
-            entry, rejected = self._named(kind, choice.name, ctx, path, origin), []
-            reason = "named in the configuration" if explicit else "the default"
-        options = validate_options(entry, choice.options, path, origin)
+            entry = self._named(kind, choice.name, ctx, path, origin)
+            found = _Found(entry, "named in the configuration" if explicit else "the default")
+        options = validate_options(found.entry, choice.options, path, origin)
         self._check_parts(kind, options, path, origin)
-        return Selection(kind, entry.name, options, entry, reason, tuple(rejected))
+        return Selection(
+            kind,
+            found.entry.name,
+            options,
+            found.entry,
+            found.reason,
+            tuple(found.rejected),
+            tuple(found.lost),
+            tuple(found.next_best),
+        )
 
     def check(
         self,
@@ -309,12 +321,11 @@ class Registry:
         error.__cause__ = related[0].error
         return error
 
-    def _auto(
-        self, kind: str, choice: Choice, ctx: ProbeContext, path: Path
-    ) -> tuple[Registered, str, list[tuple[str, str]]]:
+    def _auto(self, kind: str, ctx: ProbeContext, path: Path) -> _Found:
         """The best that is available: what the user handed over, then by rank."""
         available: list[tuple[Registered, str]] = []
         rejected: list[tuple[str, str]] = []
+        lost: dict[str, None] = {}
         for entry in self.providers(kind).values():
             if len(self._same_name(entry)) > 1:
                 rejected.append((entry.name, "several plugins offer this name"))
@@ -326,6 +337,7 @@ class Registry:
                     available.append((entry, answer.reason))
                 else:
                     rejected.append((entry.name, answer.reason))
+                    lost |= {answer.lost: None} if answer.lost else {}
         if not available:
             raise self._none_available(kind, rejected, path)
         available.sort(
@@ -340,7 +352,8 @@ class Registry:
         self._refuse_tie(best, [entry for entry, _ in others])
         for entry, _ in others:
             rejected.append((entry.name, self._lost(entry, best)))
-        return best, self._won(best, note, rejected), rejected
+        next_best = [] if best.source.preferred else [entry for entry, _ in others]
+        return _Found(best, self._won(best, note, rejected), rejected, list(lost), next_best)
 
     @staticmethod
     def _refuse_tie(best: Registered, others: Sequence[Registered]) -> None:
@@ -415,6 +428,29 @@ class Registry:
         check_class(type(made), kind, entry)
         return made
 
+    def create_best(
+        self, selection: Selection, context: Any
+    ) -> tuple[Any, Selection, tuple[tuple[str, str], ...]]:
+        """As `create`; but where what `auto` chose raises `PluginUnavailable`, the next best is
+        made. Returns what was made, its selection, and (name, why not) of those that refused.
+        Raises the first refusal when all refuse."""
+        refused: list[tuple[str, str]] = []
+        first: PluginUnavailable | None = None
+        path = _default_path(selection.kind)
+        for entry in (selection.registered, *selection.next_best):
+            tried = selection
+            if entry is not selection.registered:
+                why = f"the next best (rank {entry.provider.rank})"
+                options = validate_options(entry, {}, path, None)
+                tried = Selection(selection.kind, entry.name, options, entry, why)
+            try:
+                return self.create(tried, context), tried, tuple(refused)
+            except PluginUnavailable as exc:
+                first = first or exc
+                refused.append((entry.name, str(exc)))
+        assert first is not None, "there is one at least to try"
+        raise first
+
     def factory(self, selection: Selection) -> Any:
         """The factory of a selection, imported and checked: often the class itself, whose static
         methods may be asked before anything is made."""
@@ -426,6 +462,17 @@ class Registry:
         if isinstance(factory, type):
             check_class(factory, kind, entry)
         return factory
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a selection found; see `Selection`."""
+
+    entry: Registered
+    reason: str
+    rejected: Sequence[tuple[str, str]] = ()
+    lost: Sequence[str] = ()
+    next_best: Sequence[Registered] = ()
 
 
 def _default_path(kind: str) -> Path:

@@ -16,8 +16,8 @@ PROVIDERS: list[Provider[Any]] = [
         name="cpu",
         factory="octavo.backends.cpu.attention:CpuAttention",
         requires=(Requirement(devices=("cpu",)),),
-        probe="octavo.backends.cpu.support:probe",
-        rank=-1,
+        probe="octavo.backends.cpu.support:attention_probe",
+        rank=10,
         summary="Native CPU kernels: bit-identical in any batch, rope fused, 8-bit KV cache.",
     ),
 ]

@@ -44,6 +44,9 @@ ISA_FLAGS: dict[str, tuple[str, ...]] = {
 }
 """Instruction sets that can be built on purpose; `native` asks the compiler for this CPU's."""
 
+_failed: dict[Path, str] = {}
+"""Why a library could not be built: every part that needs it asks, one answer is enough."""
+
 _PROBE = """
 #include "simd.h"
 #ifdef _OPENMP
@@ -84,20 +87,26 @@ def toolchain() -> Toolchain:
     return Toolchain((found, *command[1:]), version, _torch_openmp() or "-fopenmp", _machine())
 
 
+LOST = (
+    "without the native CPU kernels, torch's operators compute everything: several times slower at "
+    "few requests, and a request's logits may differ in their last bits by the company it has"
+)
+
+
 def probe(context: ProbeContext) -> Availability:
     """Whether the kernels can be compiled and run here: compiles a few lines, and remembers."""
     if context.platform.device != "cpu":
         return Availability(False, f"is for the CPU, the device is {context.platform.device}")
     if platform.system() not in ("Linux", "Darwin"):
-        return Availability(False, f"is not built on {platform.system()}")
+        return Availability(False, f"is not built on {platform.system()}", LOST)
     try:
         tools = toolchain()
         if not _cached("kernels", sources()).exists():
             _build("probe", {"probe.c": _PROBE.encode(), **_headers()}, tools)
     except PluginUnavailable as error:
-        return Availability(False, str(error))
+        return Availability(False, str(error), LOST)
     except OSError as error:
-        return Availability(False, f"the kernel cache cannot be used: {error}")
+        return Availability(False, f"the kernel cache cannot be used: {error}", LOST)
     return Availability(True, f"compiled by {tools.version.splitlines()[0]}")
 
 
@@ -165,10 +174,16 @@ def _build(
 ) -> Path:
     target = _cached(name, files, isa, extra)
     _private_folder(target.parent)
+    if target in _failed:
+        raise PluginUnavailable(_failed[target])
     if not target.exists():
         with _locked(target.with_suffix(".lock")):
             if not target.exists():
-                _compile(files, target, tools, _flags(isa, extra))
+                try:
+                    _compile(files, target, tools, _flags(isa, extra))
+                except PluginUnavailable as error:
+                    _failed[target] = str(error)
+                    raise
     if target.stat().st_uid != os.getuid():
         raise PluginUnavailable(f"{target} belongs to another user and is not loaded")
     return target

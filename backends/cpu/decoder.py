@@ -8,7 +8,7 @@ Legend: T tokens, E hidden size.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -19,7 +19,7 @@ from octavo.backends.cpu.linear import PackedLinear
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.attention_backend import AttentionBackend, AttentionLayer
 from octavo.core.contracts.graph_runner import GraphRunner, GraphRunnerContext
-from octavo.core.contracts.model import CausalLM, DecoderLayerSpec, DecoderSpec
+from octavo.core.contracts.model import CausalLM, DecoderSpec
 from octavo.core.errors import PluginUnavailable
 
 Bound = Sequence[tuple[AttentionBackend, AttentionLayer]]
@@ -36,7 +36,9 @@ class NativeDecoder(GraphRunner):
             raise PluginUnavailable(
                 f"graph runner native computes plain decoders, {type(model).__name__} is not one"
             )
-        _check(spec)
+        problem = next(_problems(spec, context.attention_backends), None)
+        if problem is not None:
+            raise PluginUnavailable(f"graph runner native cannot compute this model: {problem}")
         self._spec, self._context = spec, context
         self._library = native.kernels()
         self._hidden_size = spec.embedding.shape[1]
@@ -93,11 +95,7 @@ class NativeDecoder(GraphRunner):
             )
         self._backends = []
         for struct, layer, (backend, cache) in zip(self._layers, layers, bound, strict=True):
-            if not isinstance(backend, CpuAttention):
-                raise PluginUnavailable(
-                    "graph runner native needs attention backend cpu, this is "
-                    f"{type(backend).__name__}"
-                )
+            assert isinstance(backend, CpuAttention), "other backends were refused"
             shape = backend.layer_struct(cache)
             if layer.q_norm is not None and layer.k_norm is not None:
                 shape = native.copy_of(shape)
@@ -107,8 +105,6 @@ class NativeDecoder(GraphRunner):
             struct.attention = ctypes.addressof(shape)
             struct.plan = backend.plan_address(cache.spec)
             self._backends.append(backend)
-        if len(set(map(id, self._backends))) > 1:
-            raise PluginUnavailable("graph runner native computes models with one KV group")
         self._bound = bound
 
     def _floats(self, tensor: torch.Tensor) -> int:
@@ -120,29 +116,26 @@ class NativeDecoder(GraphRunner):
         return tensor
 
 
-def _check(spec: DecoderSpec) -> None:
-    """Refuse what the kernels do not compute."""
-    problem = None
+def _problems(spec: DecoderSpec, backends: Sequence[AttentionBackend]) -> Iterator[str]:
+    """What the kernels do not compute."""
+    if len(backends) > 1:
+        yield f"it has {len(backends)} KV groups, expected one"
+    for backend in backends:
+        if not isinstance(backend, CpuAttention):
+            yield f"its attention backend is {type(backend).__name__}, expected cpu"
     if spec.embedding.dtype not in (torch.float32, torch.bfloat16):
-        problem = f"the embedding is {spec.embedding.dtype}"
-    elif spec.activation not in native.ACTIVATIONS:
-        problem = f"activation {spec.activation} is not among {', '.join(native.ACTIVATIONS)}"
-    elif not spec.embedding.is_contiguous():
-        problem = "the embedding is not contiguous"
+        yield f"its embedding is {spec.embedding.dtype}"
+    if not spec.embedding.is_contiguous():
+        yield "its embedding is not contiguous"
+    if spec.activation not in native.ACTIVATIONS:
+        yield f"its activation {spec.activation} is not among {', '.join(native.ACTIVATIONS)}"
     for layer in spec.layers:
-        problem = problem or _layer_problem(layer)
-    if problem:
-        raise PluginUnavailable(f"graph runner native cannot compute this model: {problem}")
-
-
-def _layer_problem(layer: DecoderLayerSpec) -> str | None:
-    for name in ("qkv", "o", "gate_up", "down"):
-        part = getattr(layer, name)
-        if not isinstance(part, PackedLinear):
-            return (
-                f"{name} is {type(part).__name__}, expected a packed layer "
-                "(model.quantization: packed, int8 or int4)"
-            )
-    if not cast(PackedLinear, layer.gate_up).packed.paired:
-        return "gate and up have different sizes"
-    return None
+        for name in ("qkv", "o", "gate_up", "down"):
+            part = getattr(layer, name)
+            if not isinstance(part, PackedLinear):
+                yield (
+                    f"{name} is {type(part).__name__}, expected a packed layer "
+                    "(model.quantization: packed, int8 or int4)"
+                )
+        if not cast(PackedLinear, layer.gate_up).packed.paired:
+            yield "its gate and up have different sizes"

@@ -1,5 +1,4 @@
-"""What attention the native kernels compute. Imports no torch: the registry asks before anything is
-loaded."""
+"""What the native kernels compute. Imports no torch: the registry asks before a model is loaded."""
 
 from __future__ import annotations
 
@@ -30,7 +29,27 @@ def unsupported(spec: AttentionSpec, platform: Platform) -> str | None:
     return None
 
 
-def probe(context: ProbeContext) -> Availability:
+def linear_probe(context: ProbeContext) -> Availability:
+    """Whether the kernels can be built and multiply in the model's dtype."""
+    dtype = context.facts.get("dtype", "float32")
+    if dtype not in ("float32", "bfloat16"):
+        return Availability(False, f"computes float32 and bfloat16, the model's dtype is {dtype}")
+    return compiler(context)
+
+
+def decoder_probe(context: ProbeContext) -> Availability:
+    """Whether the kernels can be built and what a whole decoder needs has been chosen; whether the
+    model is one shows when it is there."""
+    chosen = context.facts.get("chosen", {})
+    if chosen.get("quantization") == "none":
+        return Availability(False, "needs packed weights (model.quantization), this is none")
+    attention = chosen.get("attention_backend", "cpu")
+    if attention != "cpu":
+        return Availability(False, f"needs attention backend cpu, this is {attention}")
+    return compiler(context)
+
+
+def attention_probe(context: ProbeContext) -> Availability:
     """Whether the kernels can be built and compute every layer of the model."""
     dtype = context.facts.get("dtype", "float32")
     if dtype not in ("float32", "bfloat16"):

@@ -16,8 +16,8 @@ PROVIDERS: list[Provider[Any]] = [
         name="native",
         factory="octavo.backends.cpu.decoder:NativeDecoder",
         requires=(Requirement(devices=("cpu",)),),
-        probe="octavo.backends.cpu.build:probe",
-        rank=-1,
+        probe="octavo.backends.cpu.support:decoder_probe",
+        rank=10,
         summary="A whole decoder in one call of the native CPU kernels; needs packed weights and "
         "attention backend cpu.",
     ),

@@ -22,9 +22,9 @@ def native_unquantized(context: ProbeContext) -> Availability:
     answer = unquantized(context)
     if not answer:
         return answer
-    from octavo.backends.cpu.build import probe
+    from octavo.backends.cpu.support import linear_probe
 
-    return probe(context)
+    return linear_probe(context)
 
 
 _CPU = (Requirement(devices=("cpu",)),)
@@ -41,7 +41,7 @@ PROVIDERS: list[Provider[Any]] = [
         factory="octavo.backends.cpu.linear:PackedMethod",
         requires=_CPU,
         probe=native_unquantized,
-        rank=-1,
+        rank=10,
         summary="Weights in the model's dtype, packed for the native CPU kernels.",
     ),
     Provider(

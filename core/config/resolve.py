@@ -198,23 +198,19 @@ class _Resolver:
         self._select_quantization()
 
     def _select_quantization(self) -> None:
-        """`auto` is the checkpoint's own method, or none."""
+        """`auto` is the checkpoint's own method, else the best way to hold its weights as they
+        are."""
         path = KINDS["quantization"].config_path
         choice, _ = self._choice(path)
         method = self._facts.get("quantization")
-        handed_over = self._registry.preferred("quantization")
-        plain = "none" in self._registry.providers("quantization")
-        if choice.name != "auto" or (method is None and (handed_over or not plain)):
+        if choice.name != "auto" or method is None:
             self._select("quantization")
             return
-        name = method or "none"
         try:
-            selection = self._select("quantization", Choice(name=name, options=choice.options))
+            selection = self._select("quantization", Choice(name=method, options=choice.options))
         except PluginNotFound as exc:
-            raise UnsupportedModel(f"the checkpoint is quantized with '{name}': {exc}") from exc
-        why = (
-            "the checkpoint's quantization_config" if method else "the checkpoint is not quantized"
-        )
+            raise UnsupportedModel(f"the checkpoint is quantized with '{method}': {exc}") from exc
+        why = "the checkpoint's quantization_config"
         self._out.selections["quantization"] = replace(selection, reason=why)
         self._out.reasons[path] = why
 
@@ -321,6 +317,7 @@ class _Resolver:
         self._out.selections[kind] = selection
         self._out.reasons[path] = selection.reason
         self._settled[path] = Choice(name=selection.name, options=(choice or given).options)
+        self._facts["chosen"] = {**self._facts.get("chosen", {}), kind: selection.name}
         return selection
 
     def _standing(self, kind: str, named: set[str]) -> list[Choice]:

@@ -20,14 +20,24 @@ Ticket = NewType("Ticket", int)
 
 
 @dataclass(frozen=True)
+class WorkerChoice:
+    """An implementation in place of one that could not be made. reason: why it. distribution: whose
+    it is. refused: (name, why not) of those that were tried before."""
+
+    name: str
+    reason: str
+    distribution: str = ""
+    refused: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
 class WorkerReport:
     """What is known once the model is loaded and profiled.
 
     kv_specs: one a layer. block_bytes: bytes of one KV block in all layers. kv_budget: bytes that
     the KV pool may take by `memory_utilization`. activation_bytes: peak beside weights and KV.
-    choices: plugin kind to (name, reason) where the worker
-    decided other than was planned. phases: seconds of each start
-    phase. vocab_size: rows of the head. notes: lines for the startup report.
+    choices: by plugin kind, where the worker uses another than was chosen. phases: seconds of each
+    start phase. vocab_size: rows of the head. notes: lines for the startup report.
     step_token_limit: tokens that the device computes in half a second, where that was measured.
     """
 
@@ -40,7 +50,7 @@ class WorkerReport:
     vocab_size: int
     dtype: str
     step_token_limit: int | None = None
-    choices: dict[str, tuple[str, str]] = field(default_factory=dict)
+    choices: dict[str, WorkerChoice] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

@@ -24,9 +24,9 @@ ForwardFn = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 class GraphRunnerContext:
     """forward: the model's eager forward pass, reading attention metadata that the core has
     planned. model: its module, for runners that compile parts of it. graph_support: of the chosen
-    attention backend. attention_layers(): every layer's backend, which has planned the batch when
-    `GraphRunner.forward` runs, and its place in the KV pool, in layer order; the same object until
-    the pool is allocated anew."""
+    attention backend. attention_backends: one a KV group. attention_layers(): every layer's
+    backend, which has planned the batch when `GraphRunner.forward` runs, and its place in the KV
+    pool, in layer order; the same object until the pool is allocated anew."""
 
     forward: ForwardFn
     model: torch.nn.Module
@@ -35,6 +35,7 @@ class GraphRunnerContext:
     max_num_seqs: int
     max_num_batched_tokens: int
     attention_layers: Callable[[], Sequence[tuple[AttentionBackend, AttentionLayer]]] = tuple
+    attention_backends: Sequence[AttentionBackend] = ()
 
 
 class GraphRunner(ABC):

@@ -42,7 +42,9 @@ class ProbeContext:
     """What `auto` knows when it asks whether an implementation can be used.
 
     `facts` holds what has been decided so far (model architecture, dtype, head size, KV dtype),
-    by name; a probe treats an absent fact as unknown, not as a refusal.
+    by name; a probe treats an absent fact as unknown, not as a refusal. `chosen` among them maps
+    the kinds that are settled already to the names of their implementations: the model and its
+    quantization come first, then the kinds in the order of the table above.
     """
 
     platform: Platform = field(default_factory=Platform)
@@ -51,10 +53,12 @@ class ProbeContext:
 
 @dataclass(frozen=True)
 class Availability:
-    """A probe's answer. `reason` says why not, or how it will run."""
+    """A probe's answer. `reason` says why not, or how it will run. `lost`: what users miss where
+    it is not available; the startup report notes it once when `auto` had to do without."""
 
     available: bool
     reason: str = ""
+    lost: str = ""
 
     def __bool__(self) -> bool:
         return self.available
@@ -82,7 +86,8 @@ class Provider(Generic[T]):
     factory: `"package.module:attribute"` or a callable, called as `factory(options, context)`
         where `options` is an instance of the options model and `context` the kind's own context
         class (see the kind's module). A class whose `__init__` takes these two is the usual
-        factory.
+        factory. In a worker it may still raise `PluginUnavailable`, for what only a loaded model
+        shows: what `auto` chose then gives way to the next best, and the startup report says why.
     options: `"package.module:Class"` or the class, a subclass of `Options`. The module it lives in
         must not import torch.
     contract_version: the version of the kind's contract that this was written for.

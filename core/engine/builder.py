@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.config.models import Choice
 from octavo.core.contracts import KINDS
-from octavo.core.contracts.executor import Executor, ExecutorContext, Worker, WorkerReport
+from octavo.core.contracts.executor import (
+    Executor,
+    ExecutorContext,
+    Worker,
+    WorkerChoice,
+    WorkerReport,
+)
 from octavo.core.contracts.logits_processor import HostLogitsProcessor, LogitsProcessorContext
 from octavo.core.contracts.observer import Observer, ObserverContext
 from octavo.core.contracts.preemption_policy import PreemptionPolicy, PreemptionPolicyContext
@@ -110,7 +116,11 @@ def _build(
         num_host_cache_blocks=pools.num_host_cache_blocks,
         plugins=_choices(resolved, worker),
         phases=phases,
-        notes=(*worker.notes, *_pool_notes(pools.num_blocks, block_size, max_model_len)),
+        notes=(
+            *worker.notes,
+            *_lost(resolved),
+            *_pool_notes(pools.num_blocks, block_size, max_model_len),
+        ),
     )
 
     def make_policy(choice: Any) -> SchedulerPolicy:
@@ -179,6 +189,11 @@ def _token_budget(resolved: Resolved, worker: WorkerReport) -> tuple[int, str]:
     return DEFAULT_BUDGET.get(device, 2048), f"the default on {device}"
 
 
+def _lost(resolved: Resolved) -> Iterable[str]:
+    """What users miss of implementations that cannot be used here, each once."""
+    return dict.fromkeys(text for s in resolved.selections.values() for text in s.lost)
+
+
 def _pool_notes(num_blocks: int, block_size: int, max_model_len: int) -> list[str]:
     """What a pool smaller than one full sequence means."""
     tokens = num_blocks * block_size
@@ -202,18 +217,23 @@ def _choices(resolved: Resolved, worker: WorkerReport) -> tuple[PluginChoice, ..
         listed += [(f"{key}[{index}]", selection) for index, selection in enumerate(selections)]
     choices = []
     for path, selection in listed:
-        planned = (selection.name, resolved.reasons.get(path, selection.reason))
-        name, reason = worker.choices.get(selection.kind, planned)
+        used = worker.choices.get(selection.kind) or WorkerChoice(
+            name=selection.name,
+            reason=resolved.reasons.get(path, selection.reason),
+            distribution=selection.registered.distribution or "",
+        )
+        name = used.name
         if hasattr(selection.options, "choices"):
             parts = ", ".join(choice.name for choice in selection.options.choices())
             name = f"{name} [{parts}]"
+        others = [item for item in selection.rejected if item[0] != used.name]
         choices.append(
             PluginChoice(
                 kind=selection.kind,
                 name=name,
-                reason=reason,
-                distribution=selection.registered.distribution or "",
-                rejected=tuple(selection.rejected),
+                reason=used.reason,
+                distribution=used.distribution,
+                rejected=(*used.refused, *others),
             )
         )
     return tuple(choices)

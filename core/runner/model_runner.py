@@ -91,6 +91,7 @@ class ModelRunner(Worker):
             dtype=str(settings.dtype).removeprefix("torch."),
             step_token_limit=found.step_token_limit,
             phases=phases,
+            choices=dict(self._parts.instead),
         )
 
     def _make_parts(self, module: torch.nn.Module) -> None:
@@ -133,6 +134,7 @@ class ModelRunner(Worker):
                 max_num_seqs=settings.max_num_seqs,
                 max_num_batched_tokens=max_tokens or profile.CUDA_BUDGET,
                 attention_layers=self._attention.bound,
+                attention_backends=[backend for _, backend in self._backends],
             )
         )
 

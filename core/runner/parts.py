@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from octavo.core.contracts.attention_backend import AttentionBackend, AttentionBackendContext
+from octavo.core.contracts.executor import WorkerChoice
 from octavo.core.contracts.graph_runner import GraphRunner, GraphRunnerContext
 from octavo.core.contracts.logits_processor import DeviceLogitsProcessor, LogitsProcessorContext
 from octavo.core.contracts.model import AttentionFn, AttentionSpec, CausalLM
@@ -38,7 +39,8 @@ RegisterAttention = Callable[[int, AttentionSpec, torch.Tensor | None], Attentio
 class RunnerParts:
     """How the runner's parts are made, each by the context that its kind defines.
 
-    model: gets `ModelContext.attention` and builds the module. load_weights: fills it.
+    model: gets `ModelContext.attention` and builds the module. load_weights: fills it. instead: by
+    kind, what was made in place of what could not be made; filled by these functions.
     """
 
     model: Callable[[RegisterAttention], CausalLM]
@@ -49,3 +51,4 @@ class RunnerParts:
     logits_processors: Callable[
         [LogitsProcessorContext], Sequence[tuple[str, DeviceLogitsProcessor]]
     ] = field(default=lambda context: ())
+    instead: dict[str, WorkerChoice] = field(default_factory=dict)

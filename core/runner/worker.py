@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from octavo.core.contracts.executor import Worker
+from octavo.core.contracts.executor import Worker, WorkerChoice
 from octavo.core.contracts.logits_processor import DeviceLogitsProcessor, LogitsProcessorContext
 from octavo.core.contracts.model import CausalLM, ModelContext
 from octavo.core.contracts.quantization import QuantizationContext
@@ -60,8 +60,14 @@ def _dtype(name: str) -> torch.dtype:
 def _parts(resolved: Resolved, registry: Registry, settings: RunnerSettings) -> RunnerParts:
     selections = resolved.selections
 
+    instead: dict[str, WorkerChoice] = {}
+
     def create(kind: str, context: Any) -> Any:
-        return registry.create(selections[kind], context)
+        made, used, refused = registry.create_best(selections[kind], context)
+        if refused:
+            owner = used.registered.distribution or ""
+            instead[kind] = WorkerChoice(used.name, used.reason, owner, refused)
+        return made
 
     def build(attention: RegisterAttention) -> CausalLM:
         quantization = create(
@@ -107,4 +113,5 @@ def _parts(resolved: Resolved, registry: Registry, settings: RunnerSettings) -> 
         sampler=lambda context: create("sampler", context),
         graph_runner=lambda context: create("graph_runner", context),
         logits_processors=processors,
+        instead=instead,
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo.backends.cpu import build
 from octavo.core.config import Choice, load_config, model_facts
 from octavo.core.config import resolve as resolve_module
 from octavo.core.config.resolve import check_choices, resolve
@@ -270,10 +271,17 @@ def test_an_architecture_that_nothing_serves():
         settle({key: value for key, value in LLAMA.items() if key != "architectures"})
 
 
-def test_quantization_of_the_checkpoint():
+def test_quantization_of_the_checkpoint(monkeypatch):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    build.toolchain.cache_clear()
     resolved = settle()
+    build.toolchain.cache_clear()
     assert resolved.selections["quantization"].name == "none"
-    assert resolved.reasons["model.quantization"] == "the checkpoint is not quantized"
+    assert "the checkpoint is not quantized" in resolved.reasons["model.quantization"]
+    assert (
+        "`no-such-compiler` is not in PATH"
+        in dict(resolved.selections["quantization"].rejected)["packed"]
+    )
     config = {**LLAMA, "quantization_config": {"quant_method": "new-way"}}
     with pytest.raises(UnsupportedModel, match=r"the checkpoint is quantized with 'new_way': .*"):
         settle(config)

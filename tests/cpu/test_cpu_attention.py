@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from octavo.backends.cpu import attention as cpu_attention
 from octavo.backends.cpu import native
 from octavo.backends.cpu.attention import CpuAttention
-from octavo.backends.cpu.support import probe
+from octavo.backends.cpu.support import attention_probe
 from octavo.core.contracts import NoOptions, Platform, ProbeContext
 from octavo.core.contracts.attention_backend import (
     AttentionBackendContext,
@@ -400,10 +400,12 @@ def test_what_it_cannot_do_is_said() -> None:
         answer = CpuAttention.supports(replace(PLAIN, **change), here)
         assert answer is not None
         assert reason in answer
-        assert not probe(ProbeContext(here, {"attention_specs": [replace(PLAIN, **change)]}))
+        assert not attention_probe(
+            ProbeContext(here, {"attention_specs": [replace(PLAIN, **change)]})
+        )
     assert "cuda" in (CpuAttention.supports(PLAIN, Platform("cuda")) or "")
-    assert probe(ProbeContext(here, {"attention_specs": [PLAIN], "dtype": "float32"}))
-    assert not probe(ProbeContext(here, {"dtype": "float16"}))
+    assert attention_probe(ProbeContext(here, {"attention_specs": [PLAIN], "dtype": "float32"}))
+    assert not attention_probe(ProbeContext(here, {"dtype": "float16"}))
 
 
 def test_float16_is_refused() -> None:

@@ -190,8 +190,8 @@ def test_an_eight_bit_kv_cache(
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"quantization": "none"}, "qkv is FusedLinear, expected a packed layer"),
-        ({"attention": "torch"}, "needs attention backend cpu"),
+        ({"quantization": "none"}, "needs packed weights"),
+        ({"attention": "torch"}, "needs attention backend cpu, this is torch"),
     ],
 )
 def test_what_it_needs_is_said(

@@ -30,20 +30,30 @@ def tiny_model(tmp_path_factory):
     return folder, model
 
 
+REFERENCE = {
+    "model": {"quantization": "none"},
+    "attention": {"backend": "torch"},
+    "graph": {"runner": "eager"},
+}
+"""The parts that compute with torch's operators, in place of the best that run here."""
+
+
 @pytest.fixture(
     params=[
-        "local",
-        pytest.param("wire", marks=pytest.mark.slow),
-        pytest.param("threaded", marks=pytest.mark.slow),
+        pytest.param(("local", {}), id="local"),
+        pytest.param(("local", REFERENCE), id="reference"),
+        pytest.param(("wire", {}), id="wire", marks=pytest.mark.slow),
+        pytest.param(("threaded", {}), id="threaded", marks=pytest.mark.slow),
     ]
 )
-def default_executor(request):
-    """The executor of every test that does not name one: each parity test runs on all."""
+def defaults(request):
+    """(executor, further configuration) of every test that does not say otherwise: each parity
+    test runs on all."""
     return request.param
 
 
 @pytest.fixture
-def make_engine(tiny_model, default_executor):
+def make_engine(tiny_model, defaults):
     """Engines from a nested mapping of configuration; all are closed at the end."""
     from octavo.core.config.loading import load_config
     from octavo.core.config.resolve import resolve
@@ -55,10 +65,11 @@ def make_engine(tiny_model, default_executor):
     def make(config=None, source=None):
         mapping = {"model": {"source": str(source or tiny_model[0])}}
         mapping["kv_cache"] = {"num_blocks": 200}
-        mapping["executor"] = {"kind": default_executor}
+        mapping["executor"] = {"kind": defaults[0]}
         mapping["scheduler"] = {"max_num_seqs": 8, "max_num_batched_tokens": 512}
-        for section, values in (config or {}).items():
-            mapping.setdefault(section, {}).update(values)
+        for given in (defaults[1], config or {}):
+            for section, values in given.items():
+                mapping.setdefault(section, {}).update(values)
         registry = Registry.discover()
         engine = build_engine(resolve(load_config(mapping=mapping), registry), registry)
         engines.append(engine)
