@@ -9,9 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -19,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from octavo.bench.server_process import ServerProcess
 from octavo.core.testing.model_folder import write_model_folder
 
 PROMPT = "the quick brown fox jumps over it "
-STARTUP_S = 120
 
 
 def settings(folder: Path, streams: int, max_tokens: int) -> dict[str, Any]:
@@ -34,47 +31,6 @@ def settings(folder: Path, streams: int, max_tokens: int) -> dict[str, Any]:
         "kv_cache": {"num_blocks": streams * (max_tokens // 16 + 8)},
         "scheduler": {"max_num_seqs": streams, "max_num_batched_tokens": 8192},
     }
-
-
-class Server:
-    """`octavo serve` as a process."""
-
-    def __init__(self, config: dict[str, Any], folder: Path) -> None:
-        file = folder / "config.json"
-        file.write_text(json.dumps({**config, "server": {"port": 0}}))  # JSON is YAML
-        command = [sys.executable, "-m", "octavo.server.cli", "serve", "--config", str(file)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        self.port = self._wait()
-
-    def _wait(self) -> int:
-        assert self.process.stdout is not None, "it is a pipe"
-        for line in self.process.stdout:
-            if line.startswith("Octavo is ready on "):
-                return int(line.rsplit(":", 1)[1])
-        raise RuntimeError("the server did not start")
-
-    def cpu_s(self) -> dict[str, float]:
-        """Processor seconds so far of the API process and of its engine."""
-        pids = {"api": self.process.pid}
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[1]) == self.process.pid:
-                pids["engine"] = int(folder.name)
-        ticks = os.sysconf("SC_CLK_TCK")
-        used = {}
-        for name, pid in pids.items():
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            used[name] = (int(fields[11]) + int(fields[12])) / ticks
-        return used
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(60)
-        assert self.process.stdout is not None, "it is a pipe"
-        self.process.stdout.close()
 
 
 class _Reader(asyncio.Protocol):
@@ -133,7 +89,9 @@ def body(path: str, max_tokens: int) -> dict[str, Any]:
     return {**given, "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
 
 
-async def throughput(server: Server, path: str, streams: int, max_tokens: int) -> dict[str, Any]:
+async def throughput(
+    server: ServerProcess, path: str, streams: int, max_tokens: int
+) -> dict[str, Any]:
     """Streamed tokens a second of `streams` requests at once."""
     data = request(path, body(path, max_tokens))
     before, begin = server.cpu_s(), time.perf_counter()
@@ -176,7 +134,7 @@ def measure(streams: int, max_tokens: int, repeat: int, path: str) -> dict[str, 
         folder = Path(name)
         write_model_folder(folder / "model", max_model_len=max(4096, max_tokens + 256))
         config = settings(folder / "model", streams, max_tokens)
-        server = Server(config, folder)
+        server = ServerProcess(config)
         try:
             asyncio.run(throughput(server, path, streams, 8))  # warm
             runs = [

@@ -1,68 +1,125 @@
-"""When tokens came, taken from the outputs of steps, and what follows from it."""
+"""`octavo bench latency`: how long one batch takes from the first step to the last token.
+
+The batch is sent at once, greedily and past any end of sequence; no text is made.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import argparse
+import json
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
+from octavo.bench.arguments import natural, positive, writable
+from octavo.bench.environment import machine, peak_device_bytes, peak_rss_bytes, versions
+from octavo.bench.load.answers import distribution, samples
+from octavo.bench.load.engine import EngineDriver
+from octavo.bench.workloads.spec import WorkloadSpec
 
-from octavo.core.messages import EngineOutputs
-
-PERCENTILES = (50, 95, 99)
-
-
-def summarize(seconds: NDArray[np.float64]) -> dict[str, float]:
-    """Mean, p50, p95 and p99 in seconds (linear interpolation); zeros when there is nothing."""
-    if not len(seconds):
-        return {"mean": 0.0} | {f"p{p}": 0.0 for p in PERCENTILES}
-    values = np.percentile(seconds, PERCENTILES)
-    named = {f"p{p}": float(value) for p, value in zip(PERCENTILES, values, strict=True)}
-    return {"mean": float(seconds.mean())} | named
+if TYPE_CHECKING:
+    from octavo.core.engine.core import EngineCore
 
 
-class TokenTimes:
-    """Collects arrival times of the tokens of `num` requests with consecutive handles.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """vLLM's names, and the flags of `serve` for the model and its engine."""
+    from octavo.server.cli_config import add_config_arguments
 
-    Time to first token counts from `start`, when every request was there. An inter-token latency is
-    the time between two steps that gave one request tokens.
-    """
+    add_config_arguments(parser)
+    own = parser.add_argument_group("benchmark")
+    own.add_argument("--input-len", type=positive, default=32, help="tokens a prompt (32)")
+    own.add_argument("--output-len", type=positive, default=128, help="tokens generated (128)")
+    own.add_argument("--batch-size", type=positive, default=8, help="requests at once (8)")
+    own.add_argument("--num-iters-warmup", type=natural, default=10, help="not counted (10)")
+    own.add_argument("--num-iters", type=positive, default=30, help="counted (30)")
+    own.add_argument("--output-json", "--json", metavar="FILE", type=writable, help="write it")
 
-    def __init__(self, num: int, first_handle: int, start: float) -> None:
-        self._base, self._start = first_handle, start
-        self._last = np.full(num, np.nan)
-        self._first = np.full(num, np.nan)
-        self._gaps: list[NDArray[np.float64]] = []
-        self.num_tokens = np.zeros(num, np.int64)
-        self.reasons: dict[int, str] = {}
-        self.cached_tokens = 0
 
-    def record(self, outputs: EngineOutputs, now: float) -> int:
-        """Take in one step's outputs that were there at `now`; the number of tokens they hold."""
-        rows = outputs.handles - self._base
-        width = outputs.token_ids.shape[1] if outputs.token_ids.ndim == 2 else 1
-        counts = np.full(len(rows), width) if outputs.counts is None else outputs.counts
-        rows, counts = rows[counts > 0], counts[counts > 0]
-        gaps = now - self._last[rows]
-        fresh = np.isnan(gaps)
-        self._first[rows[fresh]] = now
-        self._gaps.append(gaps[~fresh])
-        self._last[rows] = now
-        self.num_tokens[rows] += counts
-        self.cached_tokens += sum(outputs.cached.values())
-        for finish in outputs.finished:
-            self.reasons[finish.handle - self._base] = finish.error or finish.reason
-        return int(counts.sum())
+def measure(
+    engine: EngineCore, spec: WorkloadSpec, vocab_size: int, warm_up: int, iterations: int
+) -> dict[str, Any]:
+    """Run the batches, each with prompts of its own. Raises `RuntimeError` when a request did not
+    generate what it should."""
+    from tqdm import tqdm
 
-    def check(self, output_len: int) -> str | None:
-        """What is wrong when not every request ended by length with all of its tokens."""
-        for row, count in enumerate(self.num_tokens):
-            reason = self.reasons.get(row, "no end")
-            if reason != "length" or count != output_len:
-                return f"request {row} ended with {reason!r} after {count} of {output_len} tokens"
-        return None
+    driver = EngineDriver(engine)
+    latencies: list[float] = []
+    answers = []
+    for number in tqdm(range(warm_up + iterations), desc="batches", disable=None):
+        run = driver.run(spec.calls(vocab_size, number))
+        wrong = [a for a in run.answers if a.error or a.num_output != spec.output_len]
+        if wrong:
+            what = wrong[0].error or f"it has {wrong[0].num_output} of {spec.output_len} tokens"
+            raise RuntimeError(f"the benchmark is not valid: {what}")
+        if number >= warm_up:
+            latencies.append(run.seconds)
+            answers += run.answers
+    times = samples(answers)
+    return {
+        "latencies": latencies,
+        "latency_s": distribution(latencies),
+        "ttft_s": distribution(times["ttft"]),
+        "itl_s": distribution(times["itl"]),
+    }
 
-    def result(self) -> dict[str, Any]:
-        """`ttft_s` and `itl_s` as by `summarize`."""
-        gaps = np.concatenate(self._gaps) if self._gaps else np.empty(0)
-        return {"ttft_s": summarize(self._first - self._start), "itl_s": summarize(gaps)}
+
+def lines(result: dict[str, Any]) -> list[str]:
+    """For people."""
+    spec = result["workload"]
+    out = [
+        f"{result['model']}: batches of {spec['num_requests']}, {spec['input_len']} tokens in, "
+        f"{spec['output_len']} out, {len(result['latencies'])} times",
+        f"  {'milliseconds':22s}" + "".join(f"{n:>10s}" for n in ("mean", "p50", "p90", "p99")),
+    ]
+    for title, key in (
+        ("batch", "latency_s"),
+        ("time to first token", "ttft_s"),
+        ("inter-token latency", "itl_s"),
+    ):
+        figures = "".join(f"{result[key][p] * 1e3:10.1f}" for p in ("mean", "p50", "p90", "p99"))
+        out.append(f"  {title:22s}{figures}")
+    return out
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command. Returns the exit status."""
+    from octavo.core.config.resolve import resolve
+    from octavo.core.engine.builder import build_engine
+    from octavo.server.cli_config import config_from_args
+
+    config, registry = config_from_args(args)
+    resolved = resolve(config, registry)
+    tell = partial(print, file=sys.stderr)
+    engine = build_engine(resolved, registry, tell)
+    spec = WorkloadSpec(
+        num_requests=args.batch_size,
+        input_len=args.input_len,
+        output_len=args.output_len,
+        seed=(args.seed or 0) % 2**32,
+    )
+    try:
+        limits = engine.scheduler.limits
+        if limits.max_num_seqs < args.batch_size:
+            tell(f"note: only {limits.max_num_seqs} of a batch run at once (max_num_seqs)")
+        found = measure(engine, spec, limits.vocab_size, args.num_iters_warmup, args.num_iters)
+        result: dict[str, Any] = {
+            "benchmark": "latency",
+            "model": resolved.config.model.source,
+            "workload": spec.as_dict(),
+            **found,
+            "avg_latency": found["latency_s"]["mean"],
+            "peak_rss_bytes": peak_rss_bytes(),
+            "peak_device_bytes": peak_device_bytes(),
+            "startup": engine.report.as_dict(),
+        }
+    except RuntimeError as exc:
+        tell(f"octavo: {exc}")
+        return 1
+    finally:
+        engine.close()
+    print("\n".join(lines(result)))
+    if args.output_json is not None:
+        result |= {"config": resolved.config.model_dump(mode="json")}
+        result |= {"versions": versions(), "machine": machine()}
+        args.output_json.write_text(json.dumps(result, indent=2) + "\n")
+    return 0

@@ -12,12 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo.bench.arguments import positive, writable
 from octavo.bench.environment import machine, peak_device_bytes, peak_rss_bytes, versions
-from octavo.bench.latency import TokenTimes
 from octavo.bench.step_recorder import StepRecorder
+from octavo.bench.token_times import TokenTimes
 from octavo.bench.workload import Shape, random_prompts, requests
 from octavo.core.errors import ConfigError
 from octavo.core.messages import EngineRequest
@@ -26,24 +26,6 @@ if TYPE_CHECKING:
     from octavo.core.engine.core import EngineCore
 
 WARM_UP_PROMPTS, WARM_UP_TOKENS = 2, 16
-
-
-def positive(text: str) -> int:
-    """A whole number of at least 1, for argparse."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive number, got {value}")
-    return value
-
-
-def writable(text: str) -> Path:
-    """A file that can be written, for argparse: known before the benchmark, not after it."""
-    path = Path(text)
-    try:
-        path.open("a").close()
-    except OSError as exc:
-        raise argparse.ArgumentTypeError(f"cannot write {text}: {exc.strerror}") from None
-    return path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

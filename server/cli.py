@@ -120,6 +120,9 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure")
     kinds = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
     _bench(kinds, "throughput", "tokens per second of many requests at once")
+    _bench(kinds, "latency", "seconds of one batch of requests")
+    _bench(kinds, "serve", "load on a running server, with vLLM's options")
+    _bench(kinds, "startup", "seconds until an engine answers, cold and warm")
     _bench(kinds, "scheduler", "time of scheduling alone, without a model")
     _bench(kinds, "http-overhead", "cost of server and processes, without a model")
     return parser

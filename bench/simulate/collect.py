@@ -9,23 +9,10 @@ import numpy as np
 
 from octavo.bench.simulate.statistics import Distribution, Series, jain
 from octavo.bench.simulate.traces import TraceRequest
+from octavo.bench.slo import Slo
 from octavo.core.messages import EngineOutputs, Finish
 
 NOBODY = "(none)"
-
-
-@dataclass(frozen=True)
-class Slo:
-    """What a request must keep to count for goodput, in seconds; None: anything. ttft: time to
-    first token. itl: mean time between its tokens. e2e: arrival to end."""
-
-    ttft: float | None = None
-    itl: float | None = None
-    e2e: float | None = None
-
-    def met(self, ttft: float, itl: float, e2e: float) -> bool:
-        pairs = ((self.ttft, ttft), (self.itl, itl), (self.e2e, e2e))
-        return all(limit is None or value <= limit for limit, value in pairs)
 
 
 @dataclass

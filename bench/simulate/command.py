@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from octavo.bench.arguments import positive, positive_float, slo
 from octavo.bench.environment import peak_rss_bytes
-from octavo.bench.simulate.collect import Slo
 from octavo.bench.simulate.replay import Replay, result
 from octavo.bench.simulate.report import lines
 from octavo.bench.simulate.setup import simulated_engine
@@ -25,6 +25,7 @@ from octavo.bench.simulate.traces import (
     shaped,
     synthetic,
 )
+from octavo.bench.slo import Slo
 from octavo.core.config.loading import load_config
 from octavo.core.errors import ConfigError
 from octavo.server.cli_config import registry_from_config
@@ -46,22 +47,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--trace", metavar="FILE", type=Path, help="trace to replay")
     source.add_argument(
-        "--synthetic", metavar="N", type=_positive, help="replay N requests made up on the way"
+        "--synthetic", metavar="N", type=positive, help="replay N requests made up on the way"
     )
     parser.add_argument("--format", choices=[*FORMATS], help="of the trace (default: by its look)")
     parser.add_argument(
-        "--speedup", type=_positive_float, default=1.0, metavar="X", help="arrivals X times as fast"
+        "--speedup", type=positive_float, default=1.0, metavar="X", help="arrivals X times as fast"
     )
-    parser.add_argument("--limit", type=_positive, metavar="N", help="only the first N requests")
+    parser.add_argument("--limit", type=positive, metavar="N", help="only the first N requests")
     parser.add_argument(
         "--concurrency",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="ignore the times: N requests are unfinished at any moment (1: serially)",
     )
-    parser.add_argument("--max-output", type=_positive, metavar="N", help="cut outputs to N tokens")
+    parser.add_argument("--max-output", type=positive, metavar="N", help="cut outputs to N tokens")
     parser.add_argument(
-        "--users", type=_positive, default=0, metavar="N", help="deal requests out to N users"
+        "--users", type=positive, default=0, metavar="N", help="deal requests out to N users"
     )
     parser.add_argument(
         "--slo",
@@ -72,45 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a request's tokens, arrival to end",
     )
     made = parser.add_argument_group("synthetic requests")
-    made.add_argument("--rate", type=_positive_float, default=10.0, help="requests a second (10)")
-    made.add_argument("--input-len", type=_positive, default=512, help="mean prompt tokens (512)")
-    made.add_argument("--output-len", type=_positive, default=128, help="mean output tokens (128)")
+    made.add_argument("--rate", type=positive_float, default=10.0, help="requests a second (10)")
+    made.add_argument("--input-len", type=positive, default=512, help="mean prompt tokens (512)")
+    made.add_argument("--output-len", type=positive, default=128, help="mean output tokens (128)")
     made.add_argument("--seed", type=int, default=0, help="of lengths and times (0)")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write all numbers there")
     parser.add_argument("--report", metavar="FILE.html", type=Path, help="write a page with plots")
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive number, got {value}")
-    return value
-
-
-def _positive_float(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a positive number, got {text}")
-    return value
-
-
-def slo(text: str) -> Slo:
-    """`ttft=2,itl=50ms`, for argparse."""
-    found: dict[str, float] = {}
-    for part in text.split(","):
-        name, _, value = part.partition("=")
-        name, value = name.strip(), value.strip().lower()
-        scale = 1e-3 if value.endswith("ms") else 1.0
-        try:
-            seconds = float(value.removesuffix("ms").removesuffix("s")) * scale
-        except ValueError:
-            seconds = -1.0
-        if name not in ("ttft", "itl", "e2e") or not seconds > 0 or name in found:
-            raise argparse.ArgumentTypeError(
-                f"expected ttft=SECONDS,itl=SECONDS,e2e=SECONDS or some of them, got {text!r}"
-            )
-        found[name] = seconds
-    return Slo(**found)
 
 
 def main(args: argparse.Namespace) -> int:

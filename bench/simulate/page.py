@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from octavo.bench.simulate.charts import Line, chart
+from octavo.bench.charts import Line, chart
 from octavo.bench.simulate.report import headline, slo_text, table
 
 STYLE = """

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from octavo.bench.simulate.collect import Collector, Slo
+from octavo.bench.simulate.collect import Collector
 from octavo.bench.simulate.setup import SimulatedEngine
 from octavo.bench.simulate.traces import Prompts, TraceRequest
+from octavo.bench.slo import Slo
 from octavo.core.errors import RequestError
 from octavo.core.messages import EngineRequest
 from octavo.core.sampling_params import SamplingParams

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from octavo.bench.latency import TokenTimes, summarize
 from octavo.bench.throughput import add_arguments, lines, main, measure, run_requests
+from octavo.bench.token_times import TokenTimes, summarize
 from octavo.bench.workload import Shape, random_prompts, requests
 from octavo.core.errors import ConfigError
 from octavo.core.messages import EngineOutputs, Finish

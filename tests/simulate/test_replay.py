@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from octavo.bench.simulate.collect import Slo
 from octavo.bench.simulate.replay import Replay, result
 from octavo.bench.simulate.setup import SimulatedEngine
 from octavo.bench.simulate.traces import TraceRequest, shaped, synthetic
+from octavo.bench.slo import Slo
 from octavo.core.config.loading import load_config
 from octavo.core.errors import CapacityError, ConfigError, PluginError
 from octavo.core.registry import Registry

@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from octavo.bench.simulate import charts
-from octavo.bench.simulate.collect import Slo
-from octavo.bench.simulate.command import slo
+from octavo.bench import charts
+from octavo.bench.arguments import slo
+from octavo.bench.slo import Slo
 from octavo.server.cli import main
 
 

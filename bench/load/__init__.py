@@ -1,0 +1,1 @@
+"""Sends requests, to an engine in this process or to a server, and notes when tokens come."""

@@ -1,0 +1,1 @@
+"""Requests to measure with: seeded, the same for everybody who gives the same arguments."""
