@@ -299,6 +299,12 @@ class AsyncLLM:
         return self.inputs.max_model_len
 
     @property
+    def max_sequence_tokens(self) -> int:
+        """Longest sequence that the KV pool can hold too."""
+        report = self.report
+        return self.max_model_len if report is None else int(report.max_sequence_tokens)
+
+    @property
     def report(self) -> Any:
         """The startup report, None before the engine has started."""
         return None if self._client is None else self._client.report
@@ -376,7 +382,9 @@ class AsyncLLM:
             while True:
                 update = await mailbox.take()
                 if update.error is not None:
-                    raise RequestError(update.error)
+                    raise RequestError(
+                        update.error, param=update.error_param, code=update.error_code
+                    )
                 if update.finished and prepared.sampling.timeline:
                     update.timeline = await self.timeline(request_id)
                 yield update

@@ -17,7 +17,7 @@ from concurrent.futures import Future, InvalidStateError
 from typing import Any, Protocol
 
 from octavo.core.errors import EngineDeadError, RequestError
-from octavo.core.messages import EngineOutputs, EngineRequest, Finish, only_finished
+from octavo.core.messages import EngineOutputs, EngineRequest, Finish, only_finished, refused
 
 logger = logging.getLogger(__name__)
 
@@ -256,13 +256,13 @@ class ThreadClient(AsyncEngineClient):
 
 def _add(engine: Engine, requests: Sequence[EngineRequest]) -> list[Finish]:
     """Queue requests; those that the engine refuses come back as finished with an error."""
-    refused = []
+    ended = []
     for request in requests:
         try:
             engine.add(request)
         except RequestError as error:
-            refused.append(Finish(handle=request.handle, reason="error", error=str(error)))
-    return refused
+            ended.append(refused(request.handle, error))
+    return ended
 
 
 def _answer(engine: Engine, name: str, args: Sequence[Any], future: Future[Any]) -> None:

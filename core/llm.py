@@ -154,7 +154,9 @@ class LLM:
                 if update is None:
                     continue
                 if update.error is not None:
-                    raise RequestError(update.error)
+                    raise RequestError(
+                        update.error, param=update.error_param, code=update.error_code
+                    )
                 finished = update.finished
                 self._add_timeline(prepared, update)
                 yield update

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.core.errors import RequestError
 from octavo.core.sampling_params import SamplingParams
 
 M = TypeVar("M")
@@ -157,12 +158,15 @@ class StepResult(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 class Finish(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A sequence ended. reason: `stop`, `length`, `abort` or `error`. stop_token: the stop token id
-    that ended it (not for eos). error: the message, when the reason is `error`."""
+    that ended it (not for eos). error: the message, when the reason is `error`; param and code: of
+    the `RequestError` that it was."""
 
     handle: int
     reason: str
     stop_token: int | None = None
     error: str | None = None
+    param: str | None = None
+    code: str | None = None
     num_preemptions: int = 0
 
 
@@ -208,6 +212,13 @@ class EngineOutputs(msgspec.Struct, kw_only=True, omit_defaults=True):
     logprobs: Logprobs | None = None
     prompt_logprobs: list[PromptLogprobs] = []
     stats: SchedulerStats | None = None
+
+
+def refused(handle: int, error: RequestError) -> Finish:
+    """The end of a sequence that the engine did not take."""
+    return Finish(
+        handle=handle, reason="error", error=error.message, param=error.param, code=error.code
+    )
 
 
 def only_finished(finished: list[Finish]) -> EngineOutputs:

@@ -80,8 +80,9 @@ class RequestOutput:
     prompt: the text, None when token ids were given. prompt_logprobs: when asked for; in deltas
     only with the first. finished: no choice runs any more. num_cached_tokens: prompt tokens found
     in the prefix cache, None before the request was first scheduled. error: why the request failed,
-    when a choice has finish_reason `error`. timeline: events by time, of the finished request and
-    when asked for (`SamplingParams.timeline`); see docs/timelines.md.
+    when a choice has finish_reason `error`; error_param, error_code: as in `RequestError`.
+    timeline: events by time, of the finished request and when asked for
+    (`SamplingParams.timeline`); see docs/timelines.md.
     """
 
     request_id: str
@@ -93,6 +94,8 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     num_cached_tokens: int | None = None
     error: str | None = None
+    error_param: str | None = None
+    error_code: str | None = None
     timeline: list[dict[str, Any]] | None = None
 
     def extend(self, later: RequestOutput) -> None:
@@ -110,4 +113,5 @@ class RequestOutput:
         self.metrics = later.metrics
         self.num_cached_tokens = later.num_cached_tokens
         self.error = later.error
+        self.error_param, self.error_code = later.error_param, later.error_code
         self.timeline = later.timeline

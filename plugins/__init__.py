@@ -57,6 +57,13 @@ def octavo_logits_processors() -> list[Provider[Any]]:
 
 
 @hookimpl
+def octavo_routes() -> list[Provider[Any]]:
+    from octavo.plugins.routes import PROVIDERS
+
+    return PROVIDERS
+
+
+@hookimpl
 def octavo_observers() -> list[Provider[Any]]:
     from octavo.plugins.observers import PROVIDERS
 

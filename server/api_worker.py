@@ -21,8 +21,9 @@ from octavo.core.engine_process.parent import die_at_once
 from octavo.core.engine_process.wire import Settled
 from octavo.core.registry import Registry
 from octavo.server import control
+from octavo.server.plugin_routes import plugin_routes
 from octavo.server.session import Session, on_signals, run_loop
-from octavo.server.state import ServerState
+from octavo.server.state import ServerState, served_names
 
 
 class SupervisedEngine(EngineLink):
@@ -65,7 +66,8 @@ async def work(channel: socket.socket, listener: socket.socket) -> int:
         writer.write(control.encode(told))
 
     llm = AsyncLLM.from_parts(lambda: parts(link, registry, begin.name))
-    session = Session(llm, config, listener, begin.api_keys, loaded)
+    more = plugin_routes(config, registry, llm, served_names(config))
+    session = Session(llm, config, listener, begin.api_keys, loaded, more_routes=more)
 
     async def follow() -> None:
         while (message := await control.read(reader)) is not None:

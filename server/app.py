@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
@@ -12,7 +12,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 import octavo
 from octavo.core.config.models import EngineConfig, ServerConfig
@@ -21,6 +21,7 @@ from octavo.server.errors import ApiError, from_exception
 from octavo.server.guard import Guard
 from octavo.server.openapi import document
 from octavo.server.operations import OPERATIONS, Operation
+from octavo.server.plugin_routes import described
 from octavo.server.security import OPEN_PATHS, ApiKeys
 from octavo.server.state import ServerState
 
@@ -31,13 +32,14 @@ def create_app(
     *,
     api_keys: Mapping[str, str] | None = None,
     on_loaded: Callable[[ServerState], None] | None = None,
+    more_routes: Sequence[BaseRoute] = (),
 ) -> Starlette:
     """The application over an engine that has not been started: the lifespan starts it in the
     background (until then /health answers 503) and shuts it down.
 
     `app.state.server` is the `ServerState`. api_keys: name to key (see `security.load_keys`); when
     there is any, every route but `security.OPEN_PATHS` wants one. on_loaded is called when loading
-    has ended, well or not (`ServerState.failure`).
+    has ended, well or not (`ServerState.failure`). more_routes: of plugins.
     """
 
     async def load(state: ServerState) -> None:
@@ -50,7 +52,11 @@ def create_app(
         state = ServerState(llm, config)
         app.state.server = state
         app.state.openapi = document(
-            OPERATIONS, octavo.__version__, keys=bool(api_keys), open_paths=OPEN_PATHS
+            OPERATIONS,
+            octavo.__version__,
+            keys=bool(api_keys),
+            open_paths=OPEN_PATHS,
+            more=described(more_routes),
         )
         loading = asyncio.create_task(load(state))
         try:
@@ -61,7 +67,7 @@ def create_app(
             await state.stop()
 
     return Starlette(
-        routes=routes(),
+        routes=[*routes(), *more_routes],
         lifespan=lifespan,
         exception_handlers={
             ApiError: _refuse,

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
 import msgspec
 from starlette.requests import Request
 
 from octavo.server.errors import ApiError
+
+DISCARDED_BYTES, DISCARDED_S = 256 * 2**20, 30.0
+"""What is read of a body that is too large: so much, for so many seconds."""
 
 
 async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
@@ -41,16 +47,36 @@ def _check_type(request: Request) -> None:
 
 async def _read(request: Request, max_bytes: int) -> bytes:
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > max_bytes:
-        raise _too_large(int(declared), max_bytes)
+    size = int(declared) if declared.isdigit() else 0
+    if size > max_bytes:
+        if "expect" not in request.headers:  # who asks first has sent nothing yet
+            await _discard(request.stream(), size)
+        raise _too_large(size, max_bytes)
     chunks: list[bytes] = []
     size = 0
-    async for chunk in request.stream():
+    stream = request.stream()
+    async for chunk in stream:
         size += len(chunk)
         if size > max_bytes:
+            chunks.clear()
+            await _discard(stream, size)
             raise _too_large(size, max_bytes)
         chunks.append(chunk)
     return b"".join(chunks)
+
+
+async def _discard(stream: AsyncIterator[bytes], size: int) -> None:
+    """Read on, within bounds: most clients look for an answer only when they have sent all, and a
+    connection that is closed before loses it."""
+    left = DISCARDED_BYTES
+    if size > left:
+        return
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISCARDED_S):
+            async for chunk in stream:
+                left -= len(chunk)
+                if left < 0:
+                    return
 
 
 def _too_large(size: int, max_bytes: int) -> ApiError:

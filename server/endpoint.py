@@ -14,7 +14,7 @@ from octavo.server.body import read_json
 from octavo.server.disconnect import EventStream, until_gone
 from octavo.server.engine import Choice, Output
 from octavo.server.errors import from_exception
-from octavo.server.generation import Collected, Job, Prompt, Run
+from octavo.server.generation import Collected, Job, Limits, Prompt, Run
 from octavo.server.protocol.common import Response, Usage, parse
 from octavo.server.protocol.sampling import SamplingRequest
 from octavo.server.request_log import log_request
@@ -93,7 +93,9 @@ class Handler(Generic[B]):
         prompts = await self._endpoint.prompts(state, body)
         answer_id = state.answer_id(self._endpoint.prefix, body.request_id or asked_id)
         job = Job(body, answer_id, model)
-        job.settle(prompts, params, state.llm.max_model_len, state.llm.inputs.vocab_size)
+        llm = state.llm
+        limits = Limits(llm.max_model_len, llm.max_sequence_tokens, llm.inputs.vocab_size)
+        job.settle(prompts, params, limits)
         return job
 
     async def _answer(

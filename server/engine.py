@@ -69,6 +69,10 @@ class Engine(Protocol):
     @property
     def max_model_len(self) -> int: ...
     @property
+    def max_sequence_tokens(self) -> int:
+        """The most that the KV pool can hold, at most max_model_len."""
+
+    @property
     def tokenizer(self) -> Tokenizer: ...
     @property
     def inputs(self) -> Inputs: ...

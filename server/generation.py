@@ -33,6 +33,22 @@ class Prompt:
     text: str | None
 
 
+@dataclass(frozen=True)
+class Limits:
+    """max_sequence_tokens: what the KV pool holds of one sequence, at most max_model_len."""
+
+    max_model_len: int
+    max_sequence_tokens: int
+    vocab_size: int
+
+    def exceeded(self, what: str, total: int) -> ApiError:
+        """The refusal of `total` tokens; both numbers are in the message."""
+        limit = f"the model's context is {self.max_model_len} tokens (max_model_len)"
+        if total <= self.max_model_len:
+            limit = f"the KV cache holds {self.max_sequence_tokens} tokens of one sequence"
+        return ApiError(f"{what}; {limit}", param="prompt", code="context_length_exceeded")
+
+
 @dataclass
 class Blank:
     """A choice that generated nothing (max_tokens 0)."""
@@ -72,10 +88,8 @@ class Job:
     place: Place | None = None
     key_name: str | None = None
 
-    def settle(
-        self, prompts: Sequence[Prompt], base: SamplingParams, max_model_len: int, vocab_size: int
-    ) -> None:
-        """Fit prompts and limits into the context.
+    def settle(self, prompts: Sequence[Prompt], base: SamplingParams, limits: Limits) -> None:
+        """Fit prompts and limits into the context and the KV pool.
 
         Raises `ApiError` 400 for a prompt that is empty, too long, or holds ids that the
         vocabulary lacks.
@@ -88,9 +102,9 @@ class Job:
                 code="value_above_maximum",
             )
         for given in prompts:
-            prompt = _truncate(given, body, max_model_len)
-            room = _room(len(prompt.token_ids), body, max_model_len)
-            _check_ids(prompt.token_ids, vocab_size)
+            prompt = _truncate(given, body, limits)
+            room = _room(len(prompt.token_ids), body, limits)
+            _check_ids(prompt.token_ids, limits.vocab_size)
             self.prompts.append(prompt)
             self.params.append(_with_limit(base, room, body))
 
@@ -111,19 +125,20 @@ class Job:
         )
 
 
-def _truncate(prompt: Prompt, body: SamplingRequest, limit: int) -> Prompt:
+def _truncate(prompt: Prompt, body: SamplingRequest, limits: Limits) -> Prompt:
     keep = body.truncate_prompt_tokens
     if keep is None:
         return prompt
-    if keep > limit:
+    most = limits.max_model_len
+    if keep > most:
         raise ApiError(
-            f"truncate_prompt_tokens must be at most max_model_len ({limit}), got {keep}",
+            f"truncate_prompt_tokens must be at most max_model_len ({most}), got {keep}",
             param="truncate_prompt_tokens",
             code="value_above_maximum",
         )
     if keep == -1:
         wanted = 1 if body.token_limit is None else body.token_limit
-        keep = max(1, limit - wanted)
+        keep = max(1, limits.max_sequence_tokens - wanted)
     if len(prompt.token_ids) <= keep:
         return prompt
     return Prompt(prompt.token_ids[-keep:], None)
@@ -142,34 +157,27 @@ def _check_ids(token_ids: Sequence[int], vocab_size: int) -> None:
         )
 
 
-def _room(length: int, body: SamplingRequest, limit: int) -> int:
+def _room(length: int, body: SamplingRequest, limits: Limits) -> int:
     """max_tokens for a prompt of this length."""
-    asked = body.token_limit
+    asked, most = body.token_limit, limits.max_sequence_tokens
     if asked is None:
-        if length >= limit:
-            raise _too_long(f"the prompt has {length} tokens, and one more must fit", limit)
-        return limit - length
+        if length >= most:
+            what = f"the prompt has {length} tokens, and one more must fit"
+            raise limits.exceeded(what, length + 1)
+        return most - length
     if asked == 0 and not getattr(body, "echo", False):
         raise ApiError(
             f"{body.limit_name} must be at least 1, got 0 (0 is allowed with echo)",
             param=body.limit_name,
             code="value_below_minimum",
         )
-    if length + asked > limit:
-        raise _too_long(
+    if length + asked > most:
+        raise limits.exceeded(
             f"the prompt has {length} tokens and {body.limit_name} asks for {asked}, "
             f"together {length + asked}",
-            limit,
+            length + asked,
         )
     return asked
-
-
-def _too_long(what: str, limit: int) -> ApiError:
-    return ApiError(
-        f"{what}; the model's context is {limit} tokens (max_model_len)",
-        param="prompt",
-        code="context_length_exceeded",
-    )
 
 
 def _with_limit(base: SamplingParams, room: int, body: SamplingRequest) -> SamplingParams:

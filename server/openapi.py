@@ -28,9 +28,15 @@ ERRORS = {
 
 
 def document(
-    operations: Iterable[Operation], version: str, *, keys: bool, open_paths: Iterable[str]
+    operations: Iterable[Operation],
+    version: str,
+    *,
+    keys: bool,
+    open_paths: Iterable[str],
+    more: Iterable[tuple[str, str, dict[str, Any]]] = (),
 ) -> dict[str, Any]:
-    """An OpenAPI 3.1 document. keys: whether API keys are asked for (but not on open_paths)."""
+    """An OpenAPI 3.1 document. keys: whether API keys are asked for (but not on open_paths). more:
+    path, method and description of further routes."""
     operations = list(operations)
     schemas, components = _schemas(operations)
     paths: dict[str, dict[str, Any]] = {}
@@ -40,6 +46,8 @@ def document(
         if keys and path not in open_paths:
             item["security"] = [{"key": []}]
         paths.setdefault(path, {})[operation.method.lower()] = item
+    for path, method, item in more:
+        paths.setdefault(path, {})[method] = item | ({"security": [{"key": []}]} if keys else {})
     if keys:
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     return {

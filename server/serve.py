@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+from starlette.routing import BaseRoute
+
 import octavo
 from octavo.core.async_llm import AsyncLLM, Parts
 from octavo.core.config.models import EngineConfig
@@ -28,9 +30,10 @@ from octavo.server.control import Loaded
 from octavo.server.engine import Engine
 from octavo.server.http_server import say
 from octavo.server.listen import address_of, bind, bind_problem, check_certificate
+from octavo.server.plugin_routes import plugin_routes
 from octavo.server.security import load_keys
 from octavo.server.session import Session, on_signals, run_loop
-from octavo.server.state import ServerState
+from octavo.server.state import ServerState, served_names
 from octavo.server.supervisor import Supervisor
 
 
@@ -74,7 +77,9 @@ def _serve_one(
     async def make() -> Parts:
         return await parts(_engine(config), registry)
 
-    return serve(AsyncLLM.from_parts(make), config, sock, keys)
+    llm = AsyncLLM.from_parts(make)
+    more = plugin_routes(config, registry, llm, served_names(config))
+    return serve(llm, config, sock, keys, more)
 
 
 async def _serve_several(config: EngineConfig, sock: socket.socket, keys: Mapping[str, str]) -> int:
@@ -113,6 +118,7 @@ def serve(
     config: EngineConfig,
     sock: socket.socket,
     api_keys: Mapping[str, str] | None = None,
+    more_routes: Sequence[BaseRoute] = (),
 ) -> int:
     """Serve this engine on a bound socket; returns the exit status."""
     url = address_of(sock, _scheme(config))
@@ -125,7 +131,7 @@ def serve(
             _announce(report, state.names, state.llm.max_model_len, url)
 
     async def main() -> int:
-        session = Session(llm, config, sock, api_keys or {}, loaded)
+        session = Session(llm, config, sock, api_keys or {}, loaded, more_routes=more_routes)
         say(f"listening on {url}; /health answers 503 until the engine is ready")
         with _unlinked(config), on_signals(session.server.stop, session.server.hurry):
             status = await session.serve()

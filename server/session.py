@@ -7,11 +7,12 @@ import contextlib
 import signal
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import uvicorn
+from starlette.routing import BaseRoute
 
 from octavo.core.config.models import EngineConfig
 from octavo.server.app import create_app
@@ -22,7 +23,8 @@ from octavo.server.state import ServerState
 
 class Session:
     """Serves an engine on a bound socket. clean: whether everything stopped in time. Made in the
-    loop. on_loaded: called when loading has ended, well or not; a failure ends the session."""
+    loop. on_loaded: called when loading has ended, well or not; a failure ends the session.
+    more_routes: of plugins."""
 
     def __init__(
         self,
@@ -31,11 +33,15 @@ class Session:
         sock: socket.socket,
         api_keys: Mapping[str, str],
         on_loaded: Callable[[ServerState], None],
+        *,
+        more_routes: Sequence[BaseRoute] = (),
     ) -> None:
         self._sock, self._on_loaded = sock, on_loaded
         self._status = 0
         self.clean = True
-        self._app = create_app(llm, config, api_keys=api_keys, on_loaded=self._loaded)
+        self._app = create_app(
+            llm, config, api_keys=api_keys, on_loaded=self._loaded, more_routes=more_routes
+        )
         settings = uvicorn.Config(
             self._app,
             log_config=None,

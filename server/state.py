@@ -23,13 +23,18 @@ STOP_S = 10
 """Seconds that the engine gets to stop."""
 
 
+def served_names(config: EngineConfig) -> list[str]:
+    """Names under which clients ask for the model."""
+    names = config.server.served_model_name or config.model.source or "octavo"
+    return [names] if isinstance(names, str) else list(names)
+
+
 class ServerState:
     """One a server. All methods run on the event loop's thread."""
 
     def __init__(self, llm: Engine, config: EngineConfig) -> None:
         self.llm, self.config = llm, config
-        names = config.server.served_model_name or config.model.source or "octavo"
-        self.names: list[str] = [names] if isinstance(names, str) else list(names)
+        self.names = served_names(config)
         self.created = int(time.time())
         self.queue = Queue(llm, config.server)
         self.in_flight = 0

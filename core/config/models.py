@@ -376,6 +376,9 @@ class EngineConfig(Section):
         default_factory=list, description="Logits processors beside the built-in ones, in order."
     )
     observers: list[Choice] = Field(default_factory=list, description="Observers.")
+    routes: list[Choice] = Field(
+        default_factory=list, description="Further routes of the HTTP server."
+    )
     server: ServerConfig = Field(default_factory=ServerConfig, description="The HTTP server.")
     observability: ObservabilityConfig = Field(
         default_factory=ObservabilityConfig, description="Logging."

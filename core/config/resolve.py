@@ -32,6 +32,8 @@ from octavo.core.registry import Registry, Selection
 
 NEEDS_MODEL = "needs a model"
 LISTS = {"logits_processor": "logits_processors", "observer": "observers"}
+FRONT_END = ("route",)
+"""Kinds of parts that the front end makes for itself."""
 _BY_MODEL = ("weight_source", "tokenizer", "model", "quantization")
 
 
@@ -119,7 +121,8 @@ class _Resolver:
             self._select_tokenizer()
             self._select_model()
         for kind in KINDS:
-            if kind not in self._out.selections and kind not in LISTS and kind not in _BY_MODEL:
+            settled = kind in self._out.selections
+            if not settled and kind not in (*LISTS, *FRONT_END, *_BY_MODEL):
                 self._select(kind)
         for kind in LISTS:
             self._select_list(kind)

@@ -22,6 +22,7 @@ from octavo.core.contracts import (
     observer,
     preemption_policy,
     quantization,
+    route,
     sampler,
     scheduler_policy,
     tokenizer,
@@ -170,6 +171,14 @@ KINDS: dict[str, Kind] = _kinds(
         observer.Observer,
         observer.ObserverContext,
         "observers",
+    ),
+    Kind(
+        "route",
+        route,
+        "octavo_routes",
+        route.RoutePlugin,
+        route.RouteContext,
+        "routes",
     ),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from octavo.core.contracts.preemption_policy import PreemptionPolicy, Preemption
 from octavo.core.contracts.scheduler_policy import SchedulerPolicy, SchedulerPolicyContext
 from octavo.core.engine.core import EngineCore
 from octavo.core.engine.kv import Room, make_manager, size_pools
+from octavo.core.engine.observers import Observers
 from octavo.core.engine.report import PluginChoice, StartupReport
 from octavo.core.errors import ConfigError
 from octavo.core.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -94,6 +96,7 @@ def _build(
     tell(f"making a KV cache of {pools.num_blocks * block_size:,} tokens")
     started = time.perf_counter()
     executor.allocate_kv(pools.num_blocks + 1, pools.num_host_blocks)  # and the null block
+    most = kv.fits(max_model_len)
     phases = {**worker.phases, "kv cache and warm-up": time.perf_counter() - started}
     report = StartupReport(
         source=config.model.source,
@@ -108,6 +111,7 @@ def _build(
         num_blocks=pools.num_blocks,
         block_size=block_size,
         max_model_len=max_model_len,
+        max_sequence_tokens=max_model_len if most is None else most,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         budget_reason=budget_reason,
@@ -116,11 +120,7 @@ def _build(
         num_host_cache_blocks=pools.num_host_cache_blocks,
         plugins=_choices(resolved, worker),
         phases=phases,
-        notes=(
-            *worker.notes,
-            *_lost(resolved),
-            *_pool_notes(pools.num_blocks, block_size, max_model_len),
-        ),
+        notes=(*worker.notes, *_lost(resolved), *_pool_notes(most, max_model_len)),
     )
 
     def make_policy(choice: Any) -> SchedulerPolicy:
@@ -147,18 +147,23 @@ def _build(
         preemption,
         clock,
     )
-    return EngineCore(
-        scheduler,
-        executor,
-        host_processors=_host_processors(
-            resolved, registry, worker.vocab_size, max_num_seqs, max_model_len
-        ),
-        observers=_observers(resolved, registry, report),
-        report=report,
-        resolved=resolved,
-        clock=clock,
-        timelines=config.observability.timelines,
+    processors = _host_processors(
+        resolved, registry, worker.vocab_size, max_num_seqs, max_model_len
     )
+    with contextlib.ExitStack() as on_failure:
+        observers = _observers(resolved, registry, report, on_failure)
+        engine = EngineCore(
+            scheduler,
+            executor,
+            host_processors=processors,
+            observers=observers,
+            report=report,
+            resolved=resolved,
+            clock=clock,
+            timelines=config.observability.timelines,
+        )
+        on_failure.pop_all()  # from here on the engine closes them
+    return engine
 
 
 def _settled(resolved: Resolved) -> tuple[int, int]:
@@ -194,14 +199,13 @@ def _lost(resolved: Resolved) -> Iterable[str]:
     return dict.fromkeys(text for s in resolved.selections.values() for text in s.lost)
 
 
-def _pool_notes(num_blocks: int, block_size: int, max_model_len: int) -> list[str]:
+def _pool_notes(most: int | None, max_model_len: int) -> list[str]:
     """What a pool smaller than one full sequence means."""
-    tokens = num_blocks * block_size
-    if tokens >= max_model_len:
+    if most is None:
         return []
     return [
-        f"the KV cache holds {tokens} tokens, fewer than max_model_len {max_model_len}: a longer"
-        f" prompt is refused, and an output ends by length at {tokens} tokens"
+        f"the KV cache holds {most} tokens, fewer than max_model_len {max_model_len}: a longer"
+        f" prompt is refused, and an output ends by length at {most} tokens"
     ]
 
 
@@ -260,7 +264,13 @@ def _host_processors(
 
 
 def _observers(
-    resolved: Resolved, registry: Registry, report: StartupReport
+    resolved: Resolved, registry: Registry, report: StartupReport, on_failure: contextlib.ExitStack
 ) -> list[tuple[str, Observer]]:
+    """Made in order; each is left to `on_failure` to be closed."""
     context = ObserverContext(report=report.as_dict())
-    return [(s.name, registry.create(s, context)) for s in resolved.observers]
+    made: list[tuple[str, Observer]] = []
+    for selection in resolved.observers:
+        observer: Observer = registry.create(selection, context)
+        made.append((selection.name, observer))
+        on_failure.callback(Observers(made[-1:]).close)
+    return made

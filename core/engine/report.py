@@ -19,7 +19,8 @@ class PluginChoice:
 
 @dataclass(frozen=True)
 class StartupReport:
-    """Sizes are bytes unless named otherwise; phases are seconds."""
+    """Sizes are bytes unless named otherwise; phases are seconds. max_sequence_tokens: most tokens
+    of one sequence, by max_model_len and by the KV pool."""
 
     source: str
     architecture: str
@@ -33,6 +34,7 @@ class StartupReport:
     num_blocks: int
     block_size: int
     max_model_len: int
+    max_sequence_tokens: int
     max_num_seqs: int
     max_num_batched_tokens: int
     budget_reason: str

@@ -18,7 +18,7 @@ from octavo.core.engine_process import parent, wire
 from octavo.core.engine_process.folder import address, remove_folder
 from octavo.core.engine_process.split import adopt, globally, split
 from octavo.core.errors import OctavoError, RequestError
-from octavo.core.messages import EngineOutputs, Finish, only_finished
+from octavo.core.messages import EngineOutputs, only_finished, refused
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ class Host:
         number = self._clients.get(name)
         if number is None:  # it has ended meanwhile
             return
-        refused = []
+        ended = []
         for request in message.requests:
             local = request.handle
             adopt(request, number)
@@ -189,9 +189,9 @@ class Host:
                 engine.add(request)
                 self._live[number].add(request.handle)
             except RequestError as error:
-                refused.append(Finish(handle=local, reason="error", error=str(error)))
-        if refused:
-            self._tell(name, wire.Outputs(only_finished(refused)))
+                ended.append(refused(local, error))
+        if ended:
+            self._tell(name, wire.Outputs(only_finished(ended)))
 
     def _publish(self, outputs: EngineOutputs | None) -> None:
         """Send every front end its part of a step, as one message."""

@@ -136,6 +136,7 @@ class OutputProcessor:
             choice.finish(end.reason, end.stop_token)
             return []
         request.error = end.error or "the engine gave no reason"
+        request.error_param, request.error_code = end.param, end.code
         running = [c for c in request.choices if c.finish_reason is None]
         for each in running:
             each.finish("error", None)

@@ -31,6 +31,8 @@ class RequestState:
         "_table",
         "choices",
         "error",
+        "error_code",
+        "error_param",
         "metrics",
         "mode",
         "num_cached_tokens",
@@ -50,6 +52,8 @@ class RequestState:
         ]
         self.num_cached_tokens: int | None = None
         self.error: str | None = None
+        self.error_param: str | None = None
+        self.error_code: str | None = None
         self.metrics = RequestMetrics(arrival_time=now)
         wants_prompt = prepared.sampling.prompt_logprobs is not None
         self.prompt_logprobs: PromptLogprobs | None = [None] if wants_prompt else None
@@ -97,6 +101,8 @@ class RequestState:
             metrics=metrics,
             num_cached_tokens=self.num_cached_tokens,
             error=self.error,
+            error_param=self.error_param,
+            error_code=self.error_code,
         )
 
 

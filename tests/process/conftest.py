@@ -198,7 +198,7 @@ def shared(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 @pytest.fixture
 def start(model_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Server]]:
     """`start(workers=1, executor={...}, **server)`: servers that are cleaned up. source: another
-    model folder."""
+    model folder. more: settings by section."""
     servers: list[Server] = []
 
     def make(
@@ -206,13 +206,15 @@ def start(model_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Server]]
         executor: dict[str, Any] | None = None,
         wait: bool = True,
         source: Path = model_folder,
+        more: dict[str, dict[str, Any]] | None = None,
         **server: Any,
     ) -> Server:
         place = tmp_path / f"s{len(servers)}"
         place.mkdir()
-        made = Server(
-            place, settings(source, {"step_s": 0.02, **(executor or {})}, **server), workers
-        )
+        made_of = settings(source, {"step_s": 0.02, **(executor or {})}, **server)
+        for section, values in (more or {}).items():
+            made_of[section] |= values
+        made = Server(place, made_of, workers)
         servers.append(made)
         return made.ready() if wait else made
 

@@ -112,6 +112,7 @@ class Inputs:
 @dataclass
 class FakeAsyncLLM:
     max_model_len: int = 256
+    pool: int | None = None
     start_delay: float = 0.0
     start_error: Exception | None = None
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
@@ -123,6 +124,10 @@ class FakeAsyncLLM:
     dead_reason: str | None = None
     num_queued: int = 0
     num_queued_tokens: int = 0
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        return min(self.pool or self.max_model_len, self.max_model_len)
 
     async def start(self) -> None:
         await asyncio.sleep(self.start_delay)

@@ -175,7 +175,10 @@ def test_what_can_never_fit_is_refused_and_others_are_served():
     async def work():
         status, text = await setup.post({"prompt": list(range(60)), "max_tokens": 2})
         assert status == 400, text
-        assert "60" in json.loads(text)["error"]["message"]
+        error = json.loads(text)["error"]
+        assert "60" in error["message"]
+        assert "36 tokens of one sequence" in error["message"]
+        assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
         status, text = await setup.post({"prompt": [1, 2], "max_tokens": 2})
         assert status == 200, text
 

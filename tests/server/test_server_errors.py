@@ -291,6 +291,35 @@ def test_context_length(connect, fake):
     run(go())
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_pool_cannot_hold(connect, fakes, stream):
+    async def go():
+        fake = fakes.FakeAsyncLLM(pool=100)
+        async with connect(fake) as client:
+            for ids, limit, words in (
+                ([1] * 60, 40, None),
+                ([1] * 60, 41, ("60", "41", "together 101", "holds 100 tokens")),
+                ([1] * 60, 300, ("60", "300", "together 360", "context is 256")),
+                ([1] * 99, None, None),
+                ([1] * 100, None, ("100 tokens", "one more", "holds 100 tokens")),
+                ([1] * 120, 1, ("120", "together 121", "holds 100 tokens")),
+            ):
+                body = {"prompt": ids, "max_tokens": limit, "stream": stream}
+                response = await client.post(COMPLETIONS, json=body)
+                if words is None:
+                    assert response.status_code == 200
+                    assert fake.calls[-1].params.max_tokens == 100 - len(ids)
+                else:
+                    error = check_error(response, 400, "prompt", "context_length_exceeded")
+                    assert all(word in error["message"] for word in words), error
+            kept = {"prompt": [1] * 120, "max_tokens": 30, "truncate_prompt_tokens": -1}
+            assert (await client.post(COMPLETIONS, json=kept)).status_code == 200
+            assert len(fake.calls[-1].prompt["prompt_token_ids"]) == 70
+            await control(client)
+
+    run(go())
+
+
 def test_engine_refusal_before_the_stream_has_a_status(connect, fake):
     async def go():
         async with connect(fake) as client:

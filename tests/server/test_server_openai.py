@@ -154,6 +154,20 @@ def test_client_that_closes_its_connection_aborts(live, streaming):
     assert httpx.get(f"{live.url}/load").json() == {"server_load": 0}
 
 
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_body_of_40_mb_is_a_413(live, chunked):
+    data = b"x" * (40 << 20)
+    pieces = (data[at : at + 65536] for at in range(0, len(data), 65536))
+    headers = {"content-type": "application/json"}
+    for _ in range(2):
+        response = httpx.post(
+            f"{live.url}/v1/completions", content=pieces if chunked else data, headers=headers
+        )
+        assert response.status_code == 413
+        assert response.json()["error"]["code"] == "request_too_large"
+        pieces = iter([data])
+
+
 def test_headers_over_the_limit(live):
     headers = {"x-huge": "x" * 200_000}
     # The connection may be closed before all of it was sent.

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import textwrap
 
 import httpx
 import pytest
@@ -9,7 +10,9 @@ from starlette.routing import Route
 from octavo.core.config.models import EngineConfig, ServerConfig
 from octavo.core.config.show import plain
 from octavo.core.errors import ConfigError
+from octavo.core.registry import Registry
 from octavo.server.app import create_app
+from octavo.server.plugin_routes import plugin_routes
 from octavo.server.security import OPEN_PATHS, load_keys
 
 KEYS = {"anna": "key-of-anna", "ben": "key-of-ben"}
@@ -55,6 +58,55 @@ def test_every_route_but_health_wants_a_key(fake):
 
     run(with_app(fake, work))
     assert fake.calls == []
+
+
+PLUGIN = """
+    from starlette.responses import PlainTextResponse
+    from starlette.routing import Mount, Route
+
+    from octavo.core.contracts.route import RoutePlugin
+
+    async def secret(request):
+        return PlainTextResponse("secret")
+
+    class Mine(RoutePlugin):
+        def routes(self):
+            inside = [Route("/health", secret), Route("/{name}", secret)]
+            return [
+                Route("/mine", secret, methods=["GET", "POST", "DELETE"]),
+                Route("/mine/{name}", secret),
+                Mount("/below", routes=inside),
+            ]
+"""
+
+
+def test_routes_of_plugins_want_a_key_too(fake, tmp_path):
+    (tmp_path / "mine.py").write_text(textwrap.dedent(PLUGIN))
+    config = EngineConfig.model_validate(
+        {"routes": ["mine", "server_info"], "server": {"api_keys": {"anna": "key-of-anna"}}}
+    )
+    registry = Registry.discover(load=[str(tmp_path / "mine.py")])
+    more = plugin_routes(config, registry, fake)
+    app = create_app(fake, config, api_keys=load_keys(config.server), more_routes=more)
+
+    async def work():
+        transport = httpx.ASGITransport(app=app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+        ):
+            paths = [("/mine", m) for m in ("GET", "POST", "DELETE", "PUT", "OPTIONS")]
+            paths += [(p, "GET") for p in ("/mine/x", "/below/health", "/below/x", "/server_info")]
+            for path, method in paths:
+                for headers in ({}, bearer("wrong"), bearer("")):
+                    response = await client.request(method, path, headers=headers)
+                    assert response.status_code == 401, path
+                    assert "secret" not in response.text
+            for path, _ in [*paths[:3], *paths[5:8]]:
+                response = await client.get(path, headers=bearer("key-of-anna"))
+                assert (response.status_code, response.text) == (200, "secret"), path
+
+    asyncio.run(work())
 
 
 def test_each_key_opens(fake):

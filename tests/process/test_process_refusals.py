@@ -1,0 +1,33 @@
+"""What the engine refuses, and what its pool cannot hold, as clients see it."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_both_numbers_and_the_code_reach_the_client(start, stream):
+    server = start(more={"kv_cache": {"num_blocks": 8}})
+
+    def refusal(**body):
+        answer = server.post(stream=stream, **body)
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert (error["type"], error["param"]) == ("invalid_request_error", "prompt")
+        assert error["code"] == "context_length_exceeded"
+        return error["message"]
+
+    # By the engine: scoring a prompt computes one token more than is asked for.
+    message = refusal(prompt=[65] * 128, max_tokens=0, echo=True, logprobs=1)
+    assert "128 tokens and needs room for one more" in message
+    assert "holds 128 tokens" in message
+    message = refusal(prompt=[65] * 60, max_tokens=69)  # by the server, before
+    assert "together 129" in message
+    assert "holds 128 tokens" in message
+    exact = server.post(prompt=[65] * 60, max_tokens=68, ignore_eos=True)
+    assert exact.json()["usage"]["completion_tokens"] == 68
+    rest = server.post(prompt=[65] * 60, ignore_eos=True)
+    assert rest.json()["usage"]["completion_tokens"] == 68
+    assert rest.json()["choices"][0]["finish_reason"] == "length"
+    assert httpx.get(f"{server.url}/health").status_code == 200
