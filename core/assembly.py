@@ -100,12 +100,15 @@ def make_inputs(resolved: Resolved, tokenizer: Tokenizer) -> InputProcessor:
 
 
 def build(
-    resolved: Resolved, registry: Registry, progress: Callable[[str], None] | None = None
+    resolved: Resolved,
+    registry: Registry,
+    progress: Callable[[str], None] | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> EngineCore:
-    """The engine. Imports torch."""
+    """The engine. Imports torch. tokenizer: when it is not the configured one."""
     from octavo.core.engine.builder import build_engine
 
-    return build_engine(resolved, registry, progress)
+    return build_engine(resolved, registry, progress, tokenizer=tokenizer)
 
 
 def seed_source(seed: int | None) -> Callable[[], int] | None:

@@ -502,5 +502,5 @@ def _parts(
     from octavo.core import assembly
 
     tokenizer = tokenizer or assembly.make_tokenizer(resolved, registry)
-    client = ThreadClient(lambda: assembly.build(resolved, registry, progress))
+    client = ThreadClient(lambda: assembly.build(resolved, registry, progress, tokenizer))
     return client, assembly.make_inputs(resolved, tokenizer)

@@ -61,7 +61,7 @@ class LLM:
         if not isinstance(tokenizer, Tokenizer):
             tokenizer = assembly.make_tokenizer(resolved, registry)
         inputs = assembly.make_inputs(resolved, tokenizer)
-        self._set_up(assembly.build(resolved, registry, progress), inputs)
+        self._set_up(assembly.build(resolved, registry, progress, tokenizer), inputs)
 
     @classmethod
     def from_engine(cls, engine: Engine, inputs: InputProcessor) -> Self:

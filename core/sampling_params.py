@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from octavo.core.errors import RequestError
+from octavo.core.structured_outputs import StructuredOutputsParams
 
 GREEDY_EPSILON = 1e-5
 """A temperature below this is greedy: dividing logits by it would overflow."""
@@ -33,8 +34,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     token before. logprobs: number of alternatives beside the sampled token (0: only that one;
     -1: the whole vocabulary), raw (before penalties and temperature). prompt_logprobs likewise.
     seed: 64 bits; None: drawn by the engine. detokenize: False leaves text empty.
-    extra_args: for plugins' logits processors, by processor name. timeline: record what happens to
-    the request, step by step (`RequestOutput.timeline`).
+    structured_outputs: what the output must look like, or a mapping with the keys of
+    `StructuredOutputsParams`. extra_args: for plugins' logits processors, by processor name.
+    timeline: record what happens to the request, step by step (`RequestOutput.timeline`).
     """
 
     n: int = 1
@@ -61,6 +63,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     detokenize: bool = True
+    structured_outputs: StructuredOutputsParams | None = None
     extra_args: dict[str, Any] | None = None
     timeline: bool = False
 
@@ -71,6 +74,14 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             self.top_k = 0
         self._check_numbers()
         self._check_lists()
+        if self.structured_outputs is not None:
+            self.structured_outputs = StructuredOutputsParams.make(self.structured_outputs)
+            if self.ignore_eos:
+                raise RequestError(
+                    "ignore_eos cannot be combined with structured_outputs: the grammar says where "
+                    "the output ends",
+                    param="ignore_eos",
+                )
 
     def _check_numbers(self) -> None:
         self.n = _integer("n", self.n, 1, MAX_N)

@@ -64,6 +64,13 @@ def octavo_routes() -> list[Provider[Any]]:
 
 
 @hookimpl
+def octavo_grammar_engines() -> list[Provider[Any]]:
+    from octavo.plugins.grammar_engines import PROVIDERS
+
+    return PROVIDERS
+
+
+@hookimpl
 def octavo_observers() -> list[Provider[Any]]:
     from octavo.plugins.observers import PROVIDERS
 

@@ -233,6 +233,44 @@ class ExecutorConfig(Section):
     )
 
 
+class StructuredOutputsConfig(Section):
+    """Output that keeps to a JSON schema, a regular expression, choices or a grammar."""
+
+    engine: Choice = Field(
+        default=AUTO,
+        description="Grammar engine. auto: the best that is installed; none: requests with "
+        "structured output are refused.",
+    )
+    compile_timeout_s: float = Field(
+        default=10.0,
+        gt=0,
+        description="Seconds that compiling one grammar may take; then it is killed, and the "
+        "request refused.",
+    )
+    compile_memory_bytes: int = Field(
+        default=2 * 2**30,
+        gt=0,
+        description="Memory that compiling one grammar may take beyond what the process has "
+        "(Linux).",
+    )
+    compile_processes: int = Field(
+        default=4, gt=0, le=64, description="Grammars that are compiled at once; others wait."
+    )
+    max_grammar_bytes: int = Field(
+        default=64 * 2**20, gt=0, description="Largest compiled grammar; a larger one is refused."
+    )
+    cache_bytes: int = Field(
+        default=256 * 2**20,
+        ge=0,
+        description="Memory for compiled grammars that no request uses at the moment.",
+    )
+    preload: bool = Field(
+        default=False,
+        description="Start the process that compiles with the engine, not with the first request "
+        "that needs it. It holds some 300 MB.",
+    )
+
+
 class ServerConfig(Section):
     """The HTTP server."""
 
@@ -374,6 +412,9 @@ class EngineConfig(Section):
     executor: ExecutorConfig = Field(default_factory=ExecutorConfig, description="Executor.")
     logits_processors: list[Choice] = Field(
         default_factory=list, description="Logits processors beside the built-in ones, in order."
+    )
+    structured_outputs: StructuredOutputsConfig = Field(
+        default_factory=StructuredOutputsConfig, description="Structured output."
     )
     observers: list[Choice] = Field(default_factory=list, description="Observers.")
     routes: list[Choice] = Field(

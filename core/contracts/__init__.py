@@ -15,6 +15,7 @@ from octavo.core.contracts import (
     attention_backend,
     eviction_policy,
     executor,
+    grammar_engine,
     graph_runner,
     kv_cache_manager,
     logits_processor,
@@ -163,6 +164,14 @@ KINDS: dict[str, Kind] = _kinds(
         logits_processor.LogitsProcessor,
         logits_processor.LogitsProcessorContext,
         "logits_processors",
+    ),
+    Kind(
+        "grammar_engine",
+        grammar_engine,
+        "octavo_grammar_engines",
+        grammar_engine.GrammarEngine,
+        grammar_engine.GrammarEngineContext,
+        "structured_outputs.engine",
     ),
     Kind(
         "observer",

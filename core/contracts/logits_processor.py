@@ -16,6 +16,7 @@ An exception of a processor is an error of the requests it was called for, and o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,15 @@ class AttachedRequest:
     eos_token_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A sequence that a processor ends. error: why it failed; None: its output is complete, and its
+    finish reason is `stop`."""
+
+    slot: int
+    error: str | None = None
+
+
 @dataclass(frozen=True)
 class LogitsProcessorContext:
     """vocab_size: V. max_num_seqs: S. device: where logits live (None for host processors)."""
@@ -62,9 +72,13 @@ class LogitsProcessor(ABC):
         for its rows. Raise `RequestError` to fail that request alone. After False or an exception
         nothing may be kept: `detach` is not called."""
 
-    def accept(self, slots: NDArray[np.intp], token_ids: NDArray[np.int32]) -> None:  # noqa: B027
+    def accept(
+        self, slots: NDArray[np.intp], token_ids: NDArray[np.int32]
+    ) -> Sequence[Ending] | None:
         """The tokens int32[n] were sampled and kept for the slots intp[n] (only attached ones,
-        each once)."""
+        each once). A host processor may end sequences: those that it returns generate nothing more.
+        Of a device processor nothing is taken."""
+        return None
 
     def rollback(self, slot: int, num_tokens: int) -> None:  # noqa: B027
         """Take back the last accepted tokens of a slot."""

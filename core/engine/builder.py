@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from octavo.core.assembly import make_tokenizer
 from octavo.core.config.models import Choice
 from octavo.core.contracts import KINDS
 from octavo.core.contracts.executor import (
@@ -20,11 +21,13 @@ from octavo.core.contracts.logits_processor import HostLogitsProcessor, LogitsPr
 from octavo.core.contracts.observer import Observer, ObserverContext
 from octavo.core.contracts.preemption_policy import PreemptionPolicy, PreemptionPolicyContext
 from octavo.core.contracts.scheduler_policy import SchedulerPolicy, SchedulerPolicyContext
+from octavo.core.contracts.tokenizer import Tokenizer
 from octavo.core.engine.core import EngineCore
 from octavo.core.engine.kv import Room, make_manager, size_pools
 from octavo.core.engine.observers import Observers
 from octavo.core.engine.report import PluginChoice, StartupReport
 from octavo.core.errors import ConfigError
+from octavo.core.grammar.setup import make_grammars
 from octavo.core.scheduler.scheduler import Scheduler, SchedulerLimits
 
 if TYPE_CHECKING:
@@ -42,8 +45,10 @@ def build_engine(
     registry: Registry,
     progress: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
+    tokenizer: Tokenizer | None = None,
 ) -> EngineCore:
-    """Load the model and make an engine that is ready to answer.
+    """Load the model and make an engine that is ready to answer. tokenizer: for structured output;
+    None: the configured one, should a request need it.
 
     Raises the `OctavoError` that names what is wrong; whatever was started is stopped then.
     """
@@ -51,7 +56,7 @@ def build_engine(
     tell(f"loading {resolved.config.model.source}")
     executor = _make_executor(resolved, registry, clock)
     try:
-        return _build(resolved, registry, executor, tell, clock)
+        return _build(resolved, registry, executor, tell, clock, tokenizer=tokenizer)
     except BaseException:
         executor.close()
         raise
@@ -79,6 +84,8 @@ def _build(
     executor: Executor,
     tell: Progress,
     clock: Callable[[], float],
+    *,
+    tokenizer: Tokenizer | None,
 ) -> EngineCore:
     config = resolved.config
     worker = executor.start()
@@ -152,6 +159,13 @@ def _build(
     )
     with contextlib.ExitStack() as on_failure:
         observers = _observers(resolved, registry, report, on_failure)
+        grammars = make_grammars(
+            resolved,
+            registry,
+            worker.vocab_size,
+            lambda: tokenizer or make_tokenizer(resolved, registry),
+        )
+        on_failure.callback(grammars.close)
         engine = EngineCore(
             scheduler,
             executor,
@@ -161,6 +175,7 @@ def _build(
             resolved=resolved,
             clock=clock,
             timelines=config.observability.timelines,
+            grammars=grammars,
         )
         on_failure.pop_all()  # from here on the engine closes them
     return engine

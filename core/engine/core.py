@@ -15,9 +15,15 @@ from octavo.core.engine.host_masks import HostMasks
 from octavo.core.engine.observers import Observers
 from octavo.core.engine.timelines import Timelines
 from octavo.core.engine.timing import StepTiming
+from octavo.core.errors import RequestError
+from octavo.core.grammar.desk import Grammars
+from octavo.core.grammar.processor import GrammarProcessor
 from octavo.core.messages import EngineOutputs, EngineRequest, StepPlan, StepResult
 from octavo.core.scheduler.scheduler import InFlight, Scheduler
 from octavo.core.scheduler.state import Sequence as RunningSequence
+
+GRAMMAR_WAIT_S = 0.01
+"""How long a step that has nothing to compute waits for a grammar, and new requests for it."""
 
 
 @dataclass(slots=True)
@@ -47,13 +53,18 @@ class EngineCore:
         resolved: Any = None,
         clock: Callable[[], float] = time.monotonic,
         timelines: int = 0,
+        grammars: Grammars | None = None,
     ) -> None:
+        self.grammars = grammars or Grammars(None)
+        if grammars is not None:
+            masker = GrammarProcessor(grammars.of, scheduler.limits.vocab_size)
+            host_processors = (*host_processors, masker)
         self.scheduler, self.executor = scheduler, executor
         self.report, self.resolved = report, resolved
         self.clock = clock
         self.timing = StepTiming()
         self.observers = Observers(observers)
-        self._masks = HostMasks(host_processors, scheduler.limits.vocab_size, self._fail)
+        self._masks = HostMasks(host_processors, scheduler.limits.vocab_size, self._end)
         self._submitted: deque[_Submitted] = deque()
         self._closed = False
         self._timelines = Timelines(timelines, scheduler, clock)
@@ -61,19 +72,30 @@ class EngineCore:
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises `RequestError` when it can never run."""
+        if request.sampling.structured_outputs is None:
+            self._queue(request)
+        else:
+            self.scheduler.check(request)
+            self.grammars.add(request)
+
+    def _queue(self, request: EngineRequest) -> None:
         self.scheduler.add(request)
         self._timelines.added(request)
 
     def abort(self, handles: Sequence[int]) -> None:
         """End these sequences; those that have ended already are ignored."""
+        for handle in self.grammars.abort(handles):
+            self.scheduler.refuse(handle, "abort")
         self.scheduler.abort(handles)
 
     def has_work(self) -> bool:
-        """Whether `step` would do anything."""
-        return bool(self._submitted) or self.scheduler.has_work()
+        """Whether `step` would do anything, or a grammar is being compiled for a request."""
+        return bool(self._submitted) or self.scheduler.has_work() or self.grammars.pending > 0
 
     def step(self) -> EngineOutputs | None:
         """Advance by one step and return what it produced, or None when there was nothing to do."""
+        if self.grammars.pending:
+            self._take_compiled()
         while len(self._submitted) < self.executor.max_in_flight:
             if self._submitted and not self._submitted[-1].sampled:
                 break  # the next forward pass needs its tokens
@@ -82,6 +104,19 @@ class EngineCore:
         if not self._submitted:
             return self.scheduler.take_outputs()
         return self._collect()
+
+    def _take_compiled(self) -> None:
+        """Queue the requests whose grammar has come; wait a little where there is nothing else."""
+        busy = self._submitted or self.scheduler.has_work()
+        for request, error in self.grammars.take(0.0 if busy else GRAMMAR_WAIT_S):
+            if error is None:
+                try:
+                    self._queue(request)
+                    continue
+                except RequestError as refusal:
+                    error = str(refusal)
+            self.grammars.forget(request.handle)
+            self.scheduler.refuse(request.handle, "error", error)
 
     def _submit(self) -> bool:
         started = time.perf_counter()
@@ -120,8 +155,8 @@ class EngineCore:
             self._tell_step(step, result, outputs, record, commit_s)
         return outputs
 
-    def _fail(self, handle: int, message: str) -> None:
-        self.scheduler.abort([handle], "error", message)
+    def _end(self, handle: int, reason: str, error: str | None) -> None:
+        self.scheduler.abort([handle], reason, error)
 
     def _tell_step(
         self,
@@ -156,6 +191,8 @@ class EngineCore:
         )
 
     def _tell_finished(self, sequence: RunningSequence, reason: str) -> None:
+        if sequence.request.sampling.structured_outputs is not None:
+            self.grammars.forget(sequence.handle)
         if self._timelines.active:
             self._timelines.finished(sequence, reason)
         if not self.observers.want_requests:
@@ -199,4 +236,5 @@ class EngineCore:
         if not self._closed:
             self._closed = True
             self.observers.close()
+            self.grammars.close()
             self.executor.close()

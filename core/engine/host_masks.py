@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.core.contracts.logits_processor import HostLogitsProcessor
+from octavo.core.contracts.logits_processor import Ending, HostLogitsProcessor
 from octavo.core.messages import AdmittedRow, EngineOutputs, LogitMasks, StepPlan
 from octavo.core.processor_faults import Faults, attached_request
 
-Fail = Callable[[int, str], None]
+End = Callable[[int, str, str | None], None]
+"""(handle, finish reason, error)."""
 
 
 class HostMasks:
-    """Knows which slots each processor attended to. `fail(handle, message)` ends one request: all
-    that a processor's exception can do."""
+    """Knows which slots each processor attended to. `end` ends one sequence: what a processor may
+    ask for, and all that its exception can do."""
 
     def __init__(
-        self, processors: Sequence[HostLogitsProcessor], vocab_size: int, fail: Fail
+        self, processors: Sequence[HostLogitsProcessor], vocab_size: int, end: End
     ) -> None:
         self._processors = processors
         self._words = -(-vocab_size // 32)
-        self._fail = fail
+        self._end = end
         self._attached: list[set[int]] = [set() for _ in processors]
         self._slot_of: dict[int, int] = {}
         self._handle_of: dict[int, int] = {}
@@ -31,7 +33,7 @@ class HostMasks:
 
     def follow(self, plan: StepPlan) -> bool:
         """Attach and detach what the plan seats and releases. True when the plan needs a mask."""
-        if not self._processors:
+        if not self._slot_of and not (self._processors and plan.admitted):
             return False
         for slot in plan.released.tolist():
             self._detach(slot)
@@ -73,7 +75,10 @@ class HostMasks:
             if mine:
                 slots = np.asarray([slot for slot, _ in mine], np.intp)
                 rows = [row for _, row in mine]
-                self._guard(processor, slots, processor.accept, slots, outputs.token_ids[rows, 0])
+                tokens = outputs.token_ids[rows, 0]
+                endings, _ = self._guard(processor, slots, processor.accept, slots, tokens)
+                for ending in endings or ():
+                    self._finish(ending)
         for finish in outputs.finished:
             if finish.handle in self._slot_of:
                 self._detach(self._slot_of[finish.handle])
@@ -91,13 +96,19 @@ class HostMasks:
         if not any(row.slot in attached for attached in self._attached):
             self._detach(row.slot)
 
+    def _finish(self, ending: Ending) -> None:
+        handle = self._handle_of.get(ending.slot)
+        if handle is not None:
+            self._detach(ending.slot)
+            self._end(handle, "stop" if ending.error is None else "error", ending.error)
+
     def _guard(
         self,
         processor: HostLogitsProcessor,
         slots: NDArray[np.intp],
-        call: Callable[..., object],
+        call: Callable[..., Any],
         *args: object,
-    ) -> tuple[object, bool]:
+    ) -> tuple[Any, bool]:
         """`(result, True)`, or `(None, False)` after the requests in these slots were failed."""
         result, message = self._faults.run(type(processor).__name__, call, *args)
         if message is None:
@@ -105,7 +116,7 @@ class HostMasks:
         for slot in slots.tolist():
             handle = self._handle_of[slot]
             self._detach(slot)
-            self._fail(handle, message)
+            self._end(handle, "error", message)
         return None, False
 
     def _detach(self, slot: int) -> None:

@@ -14,6 +14,7 @@ _WHERE = {
     "LLM": "octavo.core.llm",
     "AsyncLLM": "octavo.core.async_llm",
     "SamplingParams": "octavo.core.sampling_params",
+    "StructuredOutputsParams": "octavo.core.structured_outputs",
     "TextPrompt": "octavo.core.text.inputs",
     "TokensPrompt": "octavo.core.text.inputs",
     "RequestOutput": "octavo.core.outputs",
@@ -33,6 +34,7 @@ __all__ = [
     "RequestError",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
     "__version__",
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from octavo.core.llm import LLM
     from octavo.core.outputs import CompletionOutput, RequestOutput
     from octavo.core.sampling_params import SamplingParams
+    from octavo.core.structured_outputs import StructuredOutputsParams
     from octavo.core.text.inputs import TextPrompt, TokensPrompt
 
 

@@ -127,6 +127,11 @@ class Scheduler:
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request, or raise `RequestError` when it can never run."""
+        self.check(request)
+        self._enqueue(request, len(request.token_ids))
+
+    def check(self, request: EngineRequest) -> None:
+        """Raise `RequestError` for a request that can never run."""
         if request.handle in self.sequences:
             raise RequestError(f"handle {request.handle} is in use", param="handle")
         count, longest = len(request.token_ids), self.limits.max_model_len
@@ -155,7 +160,6 @@ class Scheduler:
                 param="prompt",
                 code="context_length_exceeded",
             )
-        self._enqueue(request, count)
 
     def _enqueue(self, request: EngineRequest, count: int) -> None:
         now = self.clock()
@@ -184,6 +188,10 @@ class Scheduler:
             sequence = self.sequences.get(handle)
             if sequence is not None:
                 self._finish(sequence, Finish(handle=handle, reason=reason, error=error))
+
+    def refuse(self, handle: int, reason: str, error: str | None = None) -> None:
+        """End a request that was never queued; its `Finish` comes as that of `abort` does."""
+        self._finished.append(Finish(handle=handle, reason=reason, error=error))
 
     @property
     def num_preemptions(self) -> int:

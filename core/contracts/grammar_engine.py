@@ -1,0 +1,110 @@
+"""Kind `grammar_engine`: from a description of an output to the tokens that may come next.
+
+An engine works in two processes. Compiling a caller's grammar may take seconds or never end, so
+`compile` runs in a process that is killed at its time limit (one a grammar, forked from one that
+has made the engine already), and hands over bytes. `load` turns them into a grammar in the engine
+process, on a thread of its own; a grammar gives matchers, one a running sequence, which the step
+loop asks for masks. An engine whose `compile` is always fast and safe says `isolated = False` and
+has both halves in the engine process.
+
+Legend: V vocabulary, the rows of the model's head.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.core.contracts.provider import Provider, hookspec
+from octavo.core.structured_outputs import StructuredOutputsParams
+
+
+@dataclass(frozen=True)
+class GrammarVocabulary:
+    """tokens: V items, the bytes that each token adds to a text; b"" for what never is part of one
+    (special tokens, ids that no token has). end_token_ids: the tokenizer's end tokens."""
+
+    tokens: tuple[bytes, ...]
+    end_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GrammarEngineContext:
+    """vocabulary: of the model that is served."""
+
+    vocabulary: GrammarVocabulary
+
+
+class GrammarMatcher(ABC):
+    """Follows one output, token by token."""
+
+    @abstractmethod
+    def accept(self, token_id: int) -> bool:
+        """The output goes on with this token. False, and nothing changes, when the grammar does not
+        allow it. An end token is accepted where the output may end; after it nothing is."""
+
+    @abstractmethod
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the last accepted tokens."""
+
+    @abstractmethod
+    def fork(self) -> GrammarMatcher:
+        """A matcher in the same state that goes its own way."""
+
+    @abstractmethod
+    def fill(self, bitmask: NDArray[np.int32]) -> None:
+        """Write which tokens `accept` would take to int32[ceil(V / 32)]: bit t % 32 of word
+        t // 32, bits from V on clear. Every word is written, whatever it held. Not called after an
+        end token."""
+
+    @property
+    @abstractmethod
+    def complete(self) -> bool:
+        """Whether the output so far is a whole one: it may end here."""
+
+
+class Grammar(ABC):
+    """A compiled grammar. Used by the engine's thread only, once loaded."""
+
+    @abstractmethod
+    def matcher(self, end_token_ids: Sequence[int]) -> GrammarMatcher:
+        """A matcher at the start of an output. end_token_ids: what ends this output (end and stop
+        tokens, each below V; maybe none)."""
+
+
+class GrammarEngine(ABC):
+    """isolated: whether `compile` runs in a process of its own. Then the engine is made there too,
+    and its factory must be importable by name (module or file)."""
+
+    isolated: ClassVar[bool] = True
+
+    def prepare(self) -> None:  # noqa: B027
+        """Import and make all that `compile` needs. Called once, in the process that compiles,
+        before the first grammar; everything that is slow and the same for every grammar belongs
+        here. Threads that it starts do not exist where `compile` runs."""
+
+    @abstractmethod
+    def compile(self, spec: StructuredOutputsParams) -> bytes:
+        """Compile a grammar. Raises `RequestError`, with a message for the caller, for what is
+        wrong with it or not supported. An exception of any other kind is reported as a failure of
+        this engine."""
+
+    @abstractmethod
+    def load(self, data: bytes) -> Grammar:
+        """The grammar of what `compile` gave. Runs on a thread beside the step loop: what takes
+        long should release the interpreter's lock."""
+
+
+class Spec:
+    @hookspec
+    def octavo_grammar_engines(self) -> list[Provider[GrammarEngine]]:  # type: ignore[empty-body]
+        """Providers of grammar engines.
+
+        When: once, when the registry is made. Where: any process. Result: all are collected.
+        Context class: `GrammarEngineContext`.
+        """

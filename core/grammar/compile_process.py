@@ -1,0 +1,80 @@
+"""The engine's end of the process that compiles grammars."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+from octavo.core.grammar import wire
+
+Answer = wire.Compiled | wire.Refused | wire.Broken
+
+_MAIN = "octavo.core.grammar.compile_main"
+
+
+class CompileProcess:
+    """Started when it is made; ends with `close`, or with this process. on_answer: called with
+    every answer, from a thread of its own. on_end: called from there, once, when the process has
+    ended, with the reason."""
+
+    def __init__(
+        self,
+        start: wire.Start,
+        on_answer: Callable[[Answer], None],
+        on_end: Callable[[str], None],
+    ) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", _MAIN, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env=_environment(),
+            )
+            self._connection = Connection(ours.detach())
+        self._on_answer, self._on_end = on_answer, on_end
+        self._lock = threading.Lock()
+        self.ended = False
+        threading.Thread(target=self._receive, name="octavo-grammars", daemon=True).start()
+        self.send(start)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, message: wire.Start | wire.Job) -> None:
+        """Hand over a message; should the process have ended, `on_end` says so."""
+        with self._lock, contextlib.suppress(OSError):
+            self._connection.send_bytes(wire.encode(message))
+
+    def close(self) -> None:
+        """End the process and what it forked. More than one call is harmless."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _receive(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                self._on_answer(wire.from_compiler.decode(self._connection.recv_bytes()))
+        self.close()
+        self._connection.close()
+        self.ended = True
+        self._on_end(f"ended with status {self._process.returncode}")
+
+
+def _environment() -> dict[str, str]:
+    """For a process that imports from the same places as this one, and computes on one thread."""
+    places = [place or os.getcwd() for place in sys.path]
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    path = os.pathsep.join(dict.fromkeys(places))
+    return {**os.environ, **one_thread, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}

@@ -1,0 +1,187 @@
+"""`GrammarCompiler`: specifications in, grammars out, beside the step loop."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from octavo.core.contracts.grammar_engine import Grammar, GrammarEngine
+from octavo.core.errors import OctavoError, RequestError
+from octavo.core.grammar import wire
+from octavo.core.grammar.compile_process import Answer, CompileProcess
+from octavo.core.structured_outputs import PARAM, StructuredOutputsParams
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Either a grammar, with the number of bytes that it was loaded from, or an error. fault:
+    whether the error is not the specification's."""
+
+    spec: StructuredOutputsParams
+    grammar: Grammar | None = None
+    size: int = 0
+    error: str | None = None
+    fault: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What compiling takes. start: the first message to the process that compiles; None when the
+    engine compiles in this one."""
+
+    engine: GrammarEngine
+    start: wire.Start | None
+
+
+class GrammarCompiler:
+    """make_tools: called once, on a thread of its own, with the first specification (or by
+    `preload`); what it raises is the error of every specification.
+
+    Results come to `results`, in any order, one a `submit`.
+    """
+
+    def __init__(self, make_tools: Callable[[], Tools]) -> None:
+        self.results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        self._make_tools = make_tools
+        self._jobs: queue.SimpleQueue[StructuredOutputsParams | None] = queue.SimpleQueue()
+        self._open: dict[int, StructuredOutputsParams] = {}
+        self._ids = itertools.count()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._process: CompileProcess | None = None
+        self._broken: str | None = None
+        self._closed = False
+
+    def preload(self) -> None:
+        """Start what compiles now."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="octavo-grammar", daemon=True)
+            self._thread.start()
+
+    def submit(self, spec: StructuredOutputsParams) -> None:
+        """Compile a specification."""
+        self.preload()
+        self._jobs.put(spec)
+
+    def close(self) -> None:
+        """Stop; nothing more comes to `results`. More than one call is harmless."""
+        with self._lock:
+            self._closed = True
+            process = self._process
+        self._jobs.put(None)
+        if process is not None:
+            process.close()
+        if self._thread is not None:
+            self._thread.join()
+
+    @property
+    def process_id(self) -> int | None:
+        """Of the process that compiles, while there is one."""
+        return None if self._process is None or self._process.ended else self._process.pid
+
+    # ---- on the compiler's thread ----------------------------------------------------------------
+
+    def _run(self) -> None:
+        tools: Tools | None = None
+        problem = ""
+        try:
+            tools = self._make_tools()
+            if tools.start is not None:
+                self._spawn(tools, tools.start)
+            else:
+                tools.engine.prepare()
+        except Exception as error:
+            if not isinstance(error, OctavoError):
+                logger.exception("the grammar engine cannot be made")
+            tools, problem = None, f"the grammar engine cannot be made: {error}"
+        while (spec := self._jobs.get()) is not None:
+            if tools is None:
+                self._refuse(spec, problem, fault=True)
+            elif tools.start is None:
+                self._here(tools.engine, spec)
+            else:
+                self._there(tools, tools.start, spec)
+
+    def _here(self, engine: GrammarEngine, spec: StructuredOutputsParams) -> None:
+        try:
+            data = engine.compile(spec)
+        except Exception as error:
+            self._refuse(spec, *_message(engine, error))
+        else:
+            self._load(engine, spec, data)
+
+    def _there(self, tools: Tools, start: wire.Start, spec: StructuredOutputsParams) -> None:
+        if self._broken is not None:
+            self._refuse(spec, self._broken, fault=True)
+            return
+        if self._process is None or self._process.ended:
+            self._spawn(tools, start)
+        process, number = self._process, next(self._ids)
+        if process is None:  # closed meanwhile
+            return
+        with self._lock:
+            self._open[number] = spec
+        process.send(wire.Job(number, spec))
+        if process.ended:  # it ended before it saw the job, and has said so already
+            self._ended("ended")
+
+    def _spawn(self, tools: Tools, start: wire.Start) -> None:
+        def answered(answer: Answer) -> None:
+            self._answered(tools.engine, answer)
+
+        with self._lock:
+            if not self._closed:
+                self._process = CompileProcess(start, answered, self._ended)
+
+    # ---- on the thread that reads the process's answers ------------------------------------------
+
+    def _answered(self, engine: GrammarEngine, answer: Answer) -> None:
+        if isinstance(answer, wire.Broken):
+            self._broken = f"{PARAM}: the grammar engine cannot be made: {answer.message}"
+            logger.error("%s", self._broken)
+            return
+        with self._lock:
+            spec = self._open.pop(answer.id)
+        if isinstance(answer, wire.Compiled):
+            self._load(engine, spec, answer.data)
+        else:
+            self._refuse(spec, answer.message, fault=answer.fault)
+
+    def _ended(self, how: str) -> None:
+        with self._lock:
+            lost, self._open = self._open, {}
+            closed = self._closed
+        if closed:
+            return
+        if self._broken is None:
+            logger.warning("the process that compiles grammars %s", how)
+        for spec in lost.values():
+            text = f"{PARAM}: the process that compiles grammars {how}"
+            self._refuse(spec, self._broken or text, fault=True)
+
+    # ---- results ---------------------------------------------------------------------------------
+
+    def _load(self, engine: GrammarEngine, spec: StructuredOutputsParams, data: bytes) -> None:
+        try:
+            grammar = engine.load(data)
+        except Exception as error:
+            self._refuse(spec, *_message(engine, error))
+        else:
+            self.results.put(Result(spec, grammar, len(data)))
+
+    def _refuse(self, spec: StructuredOutputsParams, message: str, fault: bool = False) -> None:
+        self.results.put(Result(spec, error=message, fault=fault))
+
+
+def _message(engine: GrammarEngine, error: Exception) -> tuple[str, bool]:
+    """For the caller, and whether it is the engine's fault."""
+    if isinstance(error, RequestError):
+        return error.message, False
+    name = type(engine).__name__
+    return f"{PARAM}: grammar engine '{name}' failed: {type(error).__name__}: {error}", True

@@ -1,0 +1,159 @@
+"""Engine `xgrammar`: https://github.com/mlc-ai/xgrammar. Imports torch (xgrammar does).
+
+Compiled grammars travel as xgrammar's own JSON text, which holds no vocabulary.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.core.contracts.grammar_engine import (
+    Grammar,
+    GrammarEngine,
+    GrammarEngineContext,
+    GrammarMatcher,
+    GrammarVocabulary,
+)
+from octavo.core.errors import RequestError
+from octavo.core.structured_outputs import PARAM, StructuredOutputsParams
+from octavo.plugins.grammar_engines import ebnf
+from octavo.plugins.grammar_engines.json_schema import prepared_schema
+from octavo.plugins.grammar_engines.options import XGrammarOptions
+
+_NOISE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: \(.*?\) is false: )?")
+
+
+class XGrammarEngine(GrammarEngine):
+    """xgrammar is imported by `prepare` and `load`, not before."""
+
+    def __init__(self, options: XGrammarOptions, context: GrammarEngineContext) -> None:
+        self._options, self._vocabulary = options, context.vocabulary
+        self._info: Any = None
+        self._compiler: Any = None
+
+    def prepare(self) -> None:
+        import xgrammar
+
+        self._compiler = xgrammar.GrammarCompiler(
+            self._tokenizer_info(), max_threads=1, cache_enabled=False
+        )
+
+    def compile(self, spec: StructuredOutputsParams) -> bytes:
+        try:
+            compiled = self._compiled(spec)
+        except (RuntimeError, ValueError) as error:  # xgrammar's own errors are RuntimeErrors
+            if isinstance(error, RequestError):
+                raise
+            raise RequestError(
+                f"{PARAM}: {spec.kind} cannot be compiled: {_plain(error)}",
+                param=f"{PARAM}.{spec.kind}",
+            ) from None
+        data: str = compiled.serialize_json()
+        return data.encode()
+
+    def _compiled(self, spec: StructuredOutputsParams) -> Any:
+        compiler = self._compiler
+        match spec.kind:
+            case "json":
+                assert spec.json is not None, "the kind says so"
+                return compiler.compile_grammar(
+                    self._json_grammar(spec, prepared_schema(spec.json))
+                )
+            case "json_object":
+                return compiler.compile_grammar(
+                    self._json_grammar(spec, {"type": "object"}, strict=False)
+                )
+            case "regex":
+                return compiler.compile_regex(spec.regex)
+            case "choice":
+                assert spec.choice is not None, "the kind says so"
+                return compiler.compile_grammar(ebnf.choice(spec.choice))
+            case "grammar":
+                return compiler.compile_grammar(spec.grammar)
+            case _:
+                return compiler.compile_structural_tag(spec.structural_tag)
+
+    def _json_grammar(
+        self, spec: StructuredOutputsParams, schema: Any, *, strict: bool = True
+    ) -> str:
+        import xgrammar
+
+        fixed = spec.disable_any_whitespace
+        grammar = xgrammar.Grammar.from_json_schema(
+            schema,
+            any_whitespace=not fixed,
+            strict_mode=strict,
+            max_whitespace_cnt=None if fixed else self._options.max_whitespace,
+        )
+        return ebnf.bounded_numbers(str(grammar))
+
+    def load(self, data: bytes) -> Grammar:
+        import xgrammar
+
+        compiled = xgrammar.CompiledGrammar.deserialize_json(data.decode(), self._tokenizer_info())
+        return _Grammar(compiled, self._vocabulary)
+
+    def _tokenizer_info(self) -> Any:
+        """The vocabulary as xgrammar holds it. It wants an end token: where the tokenizer has none,
+        that is an id beyond the vocabulary."""
+        if self._info is None:
+            import xgrammar
+
+            tokens, ends = self._vocabulary.tokens, self._vocabulary.end_token_ids
+            self._info = xgrammar.TokenizerInfo(
+                [*tokens, b""],
+                vocab_type=xgrammar.VocabType.RAW,
+                vocab_size=len(tokens) + 1,
+                stop_token_ids=list(ends) or [len(tokens)],
+            )
+        return self._info
+
+
+class _Grammar(Grammar):
+    def __init__(self, compiled: Any, vocabulary: GrammarVocabulary) -> None:
+        self._compiled, self._vocab_size = compiled, len(vocabulary.tokens)
+
+    def matcher(self, end_token_ids: Sequence[int]) -> GrammarMatcher:
+        import xgrammar
+
+        ends = list(end_token_ids) or [self._vocab_size]
+        matcher = xgrammar.GrammarMatcher(self._compiled, override_stop_tokens=ends)
+        return _Matcher(matcher, self._vocab_size)
+
+
+class _Matcher(GrammarMatcher):
+    def __init__(self, matcher: Any, vocab_size: int) -> None:
+        self._matcher, self._vocab_size = matcher, vocab_size
+        self._mask = np.empty((1, -(-(vocab_size + 1) // 32)), np.int32)
+
+    def accept(self, token_id: int) -> bool:
+        return token_id < self._vocab_size and bool(self._matcher.accept_token(token_id))
+
+    def rollback(self, num_tokens: int) -> None:
+        if num_tokens:
+            self._matcher.rollback(num_tokens)
+
+    def fork(self) -> GrammarMatcher:
+        return _Matcher(self._matcher.fork(), self._vocab_size)
+
+    def fill(self, bitmask: NDArray[np.int32]) -> None:
+        self._matcher.fill_next_token_bitmask(self._mask)
+        words = -(-self._vocab_size // 32)
+        bitmask[:] = self._mask[0, :words]
+        beyond = self._vocab_size % 32
+        if beyond:  # what lies behind the vocabulary, the stand-in for an end token among it
+            bitmask[-1] &= (1 << beyond) - 1
+
+    @property
+    def complete(self) -> bool:
+        return bool(self._matcher.is_completed())
+
+
+def _plain(error: Exception) -> str:
+    """xgrammar's message without time, file and line of its source."""
+    return _NOISE.sub("", str(error).strip()).strip()[:1000]
