@@ -294,7 +294,9 @@ class Run:
         blank = BlankOutput([Blank(index) for index in range(params.n)])
         if params.prompt_logprobs is None:
             return blank
-        one = msgspec.structs.replace(params, n=1, max_tokens=1, min_tokens=0, logprobs=None)
+        one = msgspec.structs.replace(
+            params, n=1, max_tokens=1, min_tokens=0, logprobs=None, structured_outputs=None
+        )
         async with contextlib.aclosing(self._stream(prompt, one)) as outputs:
             async for output in outputs:
                 if output.prompt_logprobs is not None:

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 from octavo.core.sampling_params import SamplingParams
 from octavo.server.errors import ApiError
 from octavo.server.protocol.common import Request, StreamOptions, Unsupported, shown
+from octavo.server.protocol.structured import ResponseFormat, structured_outputs
 
 INT32_MAX = 2**31 - 1
 
@@ -36,16 +37,14 @@ PLAIN = (
 )
 """Fields that go into `SamplingParams` as they are, when the client sent them."""
 
-GRAMMAR = "structured output is not built in"
+OLD_GRAMMAR = "write structured_outputs: {%s: ...}"
 
 UNSUPPORTED: Mapping[str, Unsupported] = {
-    "response_format": Unsupported(GRAMMAR, ({"type": "text"},)),
-    "structured_outputs": Unsupported(GRAMMAR, ({},)),
-    "guided_json": Unsupported(GRAMMAR),
-    "guided_regex": Unsupported(GRAMMAR),
-    "guided_choice": Unsupported(GRAMMAR),
-    "guided_grammar": Unsupported(GRAMMAR),
-    "guided_decoding_backend": Unsupported(GRAMMAR),
+    "guided_json": Unsupported(OLD_GRAMMAR % "json"),
+    "guided_regex": Unsupported(OLD_GRAMMAR % "regex"),
+    "guided_choice": Unsupported(OLD_GRAMMAR % "choice"),
+    "guided_grammar": Unsupported(OLD_GRAMMAR % "grammar"),
+    "guided_decoding_backend": Unsupported("structured_outputs.engine in the YAML chooses"),
     "use_beam_search": Unsupported("only sampling is offered", (False,)),
     "length_penalty": Unsupported("it belongs to beam search", (1.0, 1)),
     "logits_processors": Unsupported("configure them in the YAML", ([],)),
@@ -122,6 +121,14 @@ class SamplingRequest(Request):
     )
     spaces_between_special_tokens: bool = Field(
         default=True, description="Accepted for vLLM's sake; the tokenizer decides."
+    )
+    response_format: ResponseFormat | None = Field(
+        default=None, description="What the answer must look like, as OpenAI has it."
+    )
+    structured_outputs: dict[str, Any] | None = Field(
+        default=None,
+        description="What the answer must look like, as vLLM has it: one of json (a schema), regex,"
+        " choice, grammar, json_object and structural_tag; and disable_any_whitespace.",
     )
     prompt_logprobs: int | None = Field(
         default=None, ge=0, description="Alternatives for every prompt token; not while streaming."
@@ -237,6 +244,9 @@ class SamplingRequest(Request):
         values["prompt_logprobs"] = self.prompt_logprobs
         if self.logit_bias is not None:
             values["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
+        values["structured_outputs"] = structured_outputs(
+            self.response_format, self.structured_outputs
+        )
         params = SamplingParams(**values)
         params.check_vocabulary(vocab_size)
         return params
