@@ -81,7 +81,6 @@ def test_what_reaches_the_engine(connect, fake, more, wanted, path):
         ({"structured_outputs": {"choice": ["a", 1]}}, ".choice", "must be a string"),
         ({"structured_outputs": {"regex": ""}}, ".regex", "must not be empty"),
         ({"structured_outputs": {"regex": 3}}, ".regex", "must be a string"),
-        ({"structured_outputs": {"regex": "\ud800"}}, ".regex", "lone surrogate"),
         ({"structured_outputs": {"regex": "a\0b"}}, ".regex", "U\\+0000"),
         ({"structured_outputs": {"json": "{"}}, ".json", "not valid JSON"),
         ({"structured_outputs": {"json": [1]}}, ".json", "must be a JSON object"),
