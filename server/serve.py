@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -30,6 +30,7 @@ from octavo.server.control import Loaded
 from octavo.server.engine import Engine
 from octavo.server.http_server import say
 from octavo.server.listen import address_of, bind, bind_problem, check_certificate
+from octavo.server.notify import READY, STOPPING, notify
 from octavo.server.plugin_routes import plugin_routes
 from octavo.server.security import load_keys
 from octavo.server.session import Session, on_signals, run_loop
@@ -93,7 +94,7 @@ async def _serve_several(config: EngineConfig, sock: socket.socket, keys: Mappin
     sock.listen(2048)
     say(f"listening on {url}; /health answers 503 until the engine is ready")
     supervisor = Supervisor(config, sock, keys, engine, ready)
-    with on_signals(supervisor.stop, supervisor.hurry):
+    with on_signals(_telling(supervisor.stop), supervisor.hurry):
         try:
             await supervisor.serve()
         except Exception as error:
@@ -133,7 +134,8 @@ def serve(
     async def main() -> int:
         session = Session(llm, config, sock, api_keys or {}, loaded, more_routes=more_routes)
         say(f"listening on {url}; /health answers 503 until the engine is ready")
-        with _unlinked(config), on_signals(session.server.stop, session.server.hurry):
+        first = _telling(session.server.stop)
+        with _unlinked(config), on_signals(first, session.server.hurry):
             status = await session.serve()
         if status == 0:
             say("stopped")
@@ -144,6 +146,16 @@ def serve(
         return status
 
     return run_loop(main())
+
+
+def _telling(stop: Callable[[], None]) -> Callable[[], None]:
+    """`stop`, and the service manager hears of it."""
+
+    def tell_and_stop() -> None:
+        notify(STOPPING)
+        stop()
+
+    return tell_and_stop
 
 
 @contextlib.contextmanager
@@ -162,6 +174,7 @@ def _announce(report: Any, names: Sequence[str], max_model_len: int, url: str) -
         print(line)
     print(f"Serving model {', '.join(names)} with {max_model_len} tokens of context")
     print(f"Octavo is ready on {url}", flush=True)
+    notify(f"{READY}\nSTATUS=serving {', '.join(names)} on {url}")
 
 
 def _scheme(config: EngineConfig) -> str:

@@ -1,6 +1,8 @@
-"""What the engine refuses, and what its pool cannot hold, as clients see it."""
+"""What the engine refuses, what its pool cannot hold, and what a service manager hears."""
 
 from __future__ import annotations
+
+import socket
 
 import httpx
 import pytest
@@ -31,3 +33,18 @@ def test_both_numbers_and_the_code_reach_the_client(start, stream):
     assert rest.json()["usage"]["completion_tokens"] == 68
     assert rest.json()["choices"][0]["finish_reason"] == "length"
     assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_service_manager_hears_ready_and_stopping(start, monkeypatch, tmp_path, workers):
+    path = str(tmp_path / "notify")
+    monkeypatch.setenv("NOTIFY_SOCKET", path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(path)
+        manager.settimeout(60)
+        server = start(workers=workers, wait=False)
+        ready = manager.recv(1000).decode()
+        assert ready.startswith("READY=1\nSTATUS=serving m on http://127.0.0.1:")
+        assert httpx.get(ready.rpartition(" ")[2] + "/health").status_code == 200
+        assert server.stop() == 0
+        assert manager.recv(1000) == b"STOPPING=1"
