@@ -333,6 +333,11 @@ class AsyncLLM:
         metrics: dict[str, Any] = await self._call("metrics")
         return metrics
 
+    async def overview(self, cells: int = 1024, requests: int = 32) -> dict[str, Any]:
+        """KV blocks, live and recent requests, for people; see `EngineCore.overview`."""
+        seen: dict[str, Any] = await self._call("overview", cells, requests)
+        return seen
+
     async def timeline(self, request_id: str) -> list[dict[str, Any]] | None:
         """What happened to a request, event by event; None when nothing was recorded of it."""
         events: list[dict[str, Any]] | None = await self._call("timeline", request_id)
@@ -427,6 +432,7 @@ class AsyncLLM:
             for mailbox in self._mailboxes.values():
                 mailbox.fail(EngineDeadError(reason))
             return
+        client.abort(processed.stops, "stop")
         client.abort(processed.aborts)
         for update in processed.updates:
             if update.request_id in self._mailboxes:

@@ -28,11 +28,12 @@ class Engine(Protocol):
     report: Any
 
     def add(self, request: EngineRequest) -> None: ...
-    def abort(self, handles: Sequence[int]) -> None: ...
+    def abort(self, handles: Sequence[int], reason: str = "abort") -> None: ...
     def has_work(self) -> bool: ...
     def step(self) -> EngineOutputs | None: ...
     def metrics(self) -> dict[str, Any]: ...
     def reset_prefix_cache(self) -> bool: ...
+    def overview(self, cells: int, requests: int) -> dict[str, Any]: ...
     def timeline(self, request_id: str) -> list[dict[str, Any]] | None: ...
     def close(self) -> None: ...
 
@@ -61,8 +62,9 @@ class EngineClient(ABC):
         `RequestError` where the engine is in this thread, else it ends with an `error` finish."""
 
     @abstractmethod
-    def abort(self, handles: Sequence[int]) -> None:
-        """End sequences; unknown and ended handles are ignored."""
+    def abort(self, handles: Sequence[int], reason: str = "abort") -> None:
+        """End sequences; unknown and ended handles are ignored. reason: `abort`, or `stop` for
+        those whose text has come to a stop string."""
 
     @abstractmethod
     def call(self, name: str, *args: Any) -> Future[Any]:
@@ -108,10 +110,10 @@ class InlineClient(EngineClient):
             for request in requests:
                 self._engine.add(request)
 
-    def abort(self, handles: Sequence[int]) -> None:
+    def abort(self, handles: Sequence[int], reason: str = "abort") -> None:
         if handles and self.is_alive:
             with self._watched():
-                self._engine.abort(handles)
+                self._engine.abort(handles, reason)
 
     def has_work(self) -> bool:
         """Whether `step` would do anything."""
@@ -179,9 +181,9 @@ class ThreadClient(AsyncEngineClient):
         self.check_alive()
         self._inbox.put(lambda engine: self._deliver(only_finished(_add(engine, requests))))
 
-    def abort(self, handles: Sequence[int]) -> None:
+    def abort(self, handles: Sequence[int], reason: str = "abort") -> None:
         if handles and self.is_alive:
-            self._inbox.put(lambda engine: engine.abort(handles))
+            self._inbox.put(lambda engine: engine.abort(handles, reason))
 
     def call(self, name: str, *args: Any) -> Future[Any]:
         self.check_alive()

@@ -284,6 +284,7 @@ class LLM:
         if outputs is None:
             return []
         processed = self._processor.process(outputs)
+        self._client.abort(processed.stops, "stop")
         self._client.abort(processed.aborts)
         for update in processed.updates:
             earlier = self._results.get(update.request_id)

@@ -67,7 +67,15 @@ async def work(channel: socket.socket, listener: socket.socket) -> int:
 
     llm = AsyncLLM.from_parts(lambda: parts(link, registry, begin.name))
     more = plugin_routes(config, registry, llm, served_names(config))
-    session = Session(llm, config, listener, begin.api_keys, loaded, more_routes=more)
+    session = Session(
+        llm,
+        config,
+        listener,
+        begin.api_keys,
+        loaded,
+        more_routes=more,
+        worker=begin.index,
+    )
 
     async def follow() -> None:
         while (message := await control.read(reader)) is not None:

@@ -33,13 +33,15 @@ def create_app(
     api_keys: Mapping[str, str] | None = None,
     on_loaded: Callable[[ServerState], None] | None = None,
     more_routes: Sequence[BaseRoute] = (),
+    worker: int = 0,
 ) -> Starlette:
     """The application over an engine that has not been started: the lifespan starts it in the
     background (until then /health answers 503) and shuts it down.
 
     `app.state.server` is the `ServerState`. api_keys: name to key (see `security.load_keys`); when
     there is any, every route but `security.OPEN_PATHS` wants one. on_loaded is called when loading
-    has ended, well or not (`ServerState.failure`). more_routes: of plugins.
+    has ended, well or not (`ServerState.failure`). more_routes: of plugins. worker: number of this
+    API process among several.
     """
 
     async def load(state: ServerState) -> None:
@@ -49,7 +51,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        state = ServerState(llm, config)
+        state = ServerState(llm, config, worker)
         app.state.server = state
         app.state.openapi = document(
             OPERATIONS,

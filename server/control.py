@@ -13,11 +13,12 @@ from octavo.core.engine_process.wire import Settled
 
 
 class Begin(msgspec.Struct, tag=True):
-    """To a worker, first of all. name: of this worker toward the engine."""
+    """To a worker, first of all. name: of this worker toward the engine. index: its number."""
 
     config: dict[str, Any]
     api_keys: dict[str, str]
     name: bytes
+    index: int
 
 
 class Up(msgspec.Struct, tag=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -64,6 +65,7 @@ class Handler(Generic[B]):
         state: ServerState = request.app.state.server
         config = state.config.server
         data = await read_json(request, config.max_body_bytes)
+        arrived = time.perf_counter()
         refuse = config.unknown_parameters == "refuse"
         body, ignored = parse(self._endpoint.request, data, refuse_unknown=refuse)
         state.warn_ignored(ignored)
@@ -75,7 +77,7 @@ class Handler(Generic[B]):
         try:
             preparing = self._job(state, body, model, header_id(request))
             job = await until_gone(request.receive, preparing)
-            job.place = place
+            job.place, job.arrived = place, arrived
             job.key_name = getattr(request.state, "api_key_name", None)
             place.settle([len(prompt.token_ids) for prompt in job.prompts])
             log_request(state.config.observability, job)

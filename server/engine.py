@@ -125,6 +125,9 @@ class Engine(Protocol):
     async def reset_prefix_cache(self) -> bool:
         """Forget cached prompts; False while requests run."""
 
+    async def overview(self, cells: int = 1024, requests: int = 32) -> dict[str, Any]:
+        """KV blocks, live and recent requests; see `EngineCore.overview`."""
+
     async def timeline(self, request_id: str) -> list[dict[str, Any]] | None:
         """What happened to a request; None when nothing was recorded of it."""
 

@@ -75,7 +75,8 @@ class BlankOutput:
 class Job:
     """A checked request and its token counts so far. params: one a prompt, max_tokens resolved
     (0: only score the prompt). place: in the queue, until the engine has it. key_name: of the API
-    key that the request came with; its user, where the body names none."""
+    key that the request came with; its user, where the body names none. arrived: when the request
+    had been read, by `time.perf_counter`."""
 
     body: SamplingRequest
     answer_id: str
@@ -83,6 +84,7 @@ class Job:
     prompts: list[Prompt] = field(default_factory=list)
     params: list[SamplingParams] = field(default_factory=list)
     created: int = field(default_factory=lambda: int(time.time()))
+    arrived: float = field(default_factory=time.perf_counter)
     completion_tokens: int = 0
     cached_tokens: dict[int, int] = field(default_factory=dict)
     place: Place | None = None
@@ -200,12 +202,14 @@ class Run:
 
     async def __aenter__(self) -> Run:
         self._state.in_flight += 1
+        self._state.metrics.entered(1)
         if self._job.place is not None:
             self._job.place.leave()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._state.in_flight -= 1
+        self._state.metrics.entered(-1)
         for request_id in list(self._mine):
             self._done(request_id)
             await self._llm.abort(request_id)
@@ -253,12 +257,19 @@ class Run:
 
     async def _one(self, index: int) -> AsyncGenerator[tuple[int, Output], None]:
         prompt, params = self._job.prompts[index], self._job.params[index]
-        if params.max_tokens == 0:
-            yield index, await self._score(prompt, params)
-            return
-        async with contextlib.aclosing(self._stream(prompt, params)) as outputs:
-            async for output in outputs:
-                yield index, output
+        limit = 0 if params.max_tokens is None else params.max_tokens
+        with self._state.metrics.request(
+            len(prompt.token_ids), params.n, limit, self._job.arrived
+        ) as tally:
+            if params.max_tokens == 0:
+                scored = await self._score(prompt, params)
+                tally.add(scored)
+                yield index, scored
+                return
+            async with contextlib.aclosing(self._stream(prompt, params)) as outputs:
+                async for output in outputs:
+                    tally.add(output)
+                    yield index, output
 
     async def _stream(self, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[Output, None]:
         body = self._job.body

@@ -12,6 +12,8 @@ from starlette.responses import Response
 from octavo.server import utility
 from octavo.server.chat import Chat
 from octavo.server.completions import Completions
+from octavo.server.dashboard.data import data
+from octavo.server.dashboard.page import page
 from octavo.server.endpoint import Handler
 from octavo.server.protocol import chat, common, completions, tokens
 
@@ -92,6 +94,13 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("GET", "/ping", utility.health, "The same as /health.", response=common.Health),
     Operation("POST", "/ping", utility.health, "The same as /health.", response=common.Health),
     Operation("GET", "/load", utility.load, "Generations under way.", response=common.Load),
+    Operation(
+        "GET",
+        "/metrics",
+        utility.metrics,
+        "Metrics for Prometheus (docs/metrics.md).",
+        media_type="text/plain",
+    ),
     Operation("GET", "/version", utility.version, "Octavo's version.", response=common.Version),
     Operation(
         "POST",
@@ -107,6 +116,14 @@ OPERATIONS: tuple[Operation, ...] = (
         "What happened to a request, event by event (docs/timelines.md).",
         response=common.Timeline,
     ),
+    Operation(
+        "GET",
+        "/dashboard",
+        page,
+        "A page that shows the running engine (docs/metrics.md).",
+        media_type="text/html",
+    ),
+    Operation("GET", "/dashboard/data", data, "What that page shows."),
     Operation("GET", "/openapi.json", utility.openapi, "This document."),
     Operation("GET", "/docs", utility.docs, "This document as a page.", media_type="text/html"),
 )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from octavo.core.config.models import ServerConfig
 from octavo.server.engine import Engine
@@ -13,15 +12,17 @@ from octavo.server.errors import ApiError, unavailable
 class Queue:
     """Counts what waits: requests that the engine has not begun, and those on their way to it.
 
-    Of several API processes each has its share of the limits. refusals: by limit (`requests`,
-    `tokens`), since the start.
+    Of several API processes each has its share of the limits. on_refused is called with the limit
+    (`requests`, `tokens`) whenever a request is refused.
     """
 
-    def __init__(self, llm: Engine, config: ServerConfig) -> None:
+    def __init__(
+        self, llm: Engine, config: ServerConfig, on_refused: Callable[[str], None]
+    ) -> None:
         self._llm = llm
         self._max_requests = _share(config.max_queued_requests, config.api_workers)
         self._max_tokens = _share(config.max_queued_tokens, config.api_workers)
-        self.refusals: Counter[str] = Counter({"requests": 0, "tokens": 0})
+        self._on_refused = on_refused
         self._entering = 0
         self._entering_tokens = 0
 
@@ -43,7 +44,7 @@ class Queue:
             raise self._refuse("tokens", tokens, self._max_tokens)
 
     def _refuse(self, what: str, waiting: int, limit: int) -> ApiError:
-        self.refusals[what] += 1
+        self._on_refused(what)
         return unavailable(
             f"the server is overloaded: {waiting} {what} wait already, at most {limit} may "
             f"(server.max_queued_{what})",

@@ -16,8 +16,8 @@ from octavo.core.config.models import ServerConfig
 from octavo.core.errors import ConfigError
 from octavo.server.errors import ApiError
 
-OPEN_PATHS = frozenset({"/health", "/ping"})
-"""Routes without data, which load balancers ask without a key."""
+OPEN_PATHS = frozenset({"/health", "/ping", "/dashboard"})
+"""Routes without data: load balancers ask them without a key, and the page asks for one itself."""
 
 
 def load_keys(config: ServerConfig) -> dict[str, str]:

@@ -26,15 +26,18 @@ from octavo.core.engine_process.client import parts
 from octavo.core.engine_process.process import EngineProcess
 from octavo.core.errors import ConfigError, OctavoError
 from octavo.core.registry import Registry
+from octavo.plugins.observers.prometheus.board import Board
 from octavo.server.control import Loaded
 from octavo.server.engine import Engine
 from octavo.server.http_server import say
 from octavo.server.listen import address_of, bind, bind_problem, check_certificate
+from octavo.server.metrics import with_board
 from octavo.server.notify import READY, STOPPING, notify
 from octavo.server.plugin_routes import plugin_routes
 from octavo.server.security import load_keys
 from octavo.server.session import Session, on_signals, run_loop
 from octavo.server.state import ServerState, served_names
+from octavo.server.stats_log import logged_stats
 from octavo.server.supervisor import Supervisor
 
 
@@ -53,8 +56,8 @@ def run(config: EngineConfig, registry: Registry) -> int:
             except OSError as error:
                 say(f"error: {bind_problem(error, config.server)}")
                 return 2
-            with sock:
-                return _run(sock, config, registry, keys)
+            with sock, Board.create(config.server.api_workers) as board:
+                return _run(sock, with_board(config, board), registry, keys, board)
     except OctavoError as error:
         say(f"error: {error}")
         return 1
@@ -63,28 +66,38 @@ def run(config: EngineConfig, registry: Registry) -> int:
 
 
 def _run(
-    sock: socket.socket, config: EngineConfig, registry: Registry, keys: Mapping[str, str]
+    sock: socket.socket,
+    config: EngineConfig,
+    registry: Registry,
+    keys: Mapping[str, str],
+    board: Board,
 ) -> int:
     say(f"Octavo {octavo.__version__}: loading {config.model.source}")
     if config.server.api_workers > 1:
         with _unlinked(config):
-            return run_loop(_serve_several(config, sock, keys))
-    return _serve_one(config, registry, sock, keys)
+            return run_loop(_serve_several(config, sock, keys, board))
+    return _serve_one(config, registry, sock, keys, board)
 
 
 def _serve_one(
-    config: EngineConfig, registry: Registry, sock: socket.socket, keys: Mapping[str, str]
+    config: EngineConfig,
+    registry: Registry,
+    sock: socket.socket,
+    keys: Mapping[str, str],
+    board: Board,
 ) -> int:
     async def make() -> Parts:
-        return await parts(_engine(config), registry)
+        return await parts(_engine(config, board), registry)
 
     llm = AsyncLLM.from_parts(make)
     more = plugin_routes(config, registry, llm, served_names(config))
-    return serve(llm, config, sock, keys, more)
+    return serve(llm, config, sock, keys, more_routes=more, board=board)
 
 
-async def _serve_several(config: EngineConfig, sock: socket.socket, keys: Mapping[str, str]) -> int:
-    engine = _engine(config)
+async def _serve_several(
+    config: EngineConfig, sock: socket.socket, keys: Mapping[str, str], board: Board
+) -> int:
+    engine = _engine(config, board)
     url = address_of(sock, _scheme(config))
 
     def ready(loaded: Loaded) -> None:
@@ -93,10 +106,11 @@ async def _serve_several(config: EngineConfig, sock: socket.socket, keys: Mappin
 
     sock.listen(2048)
     say(f"listening on {url}; /health answers 503 until the engine is ready")
-    supervisor = Supervisor(config, sock, keys, engine, ready)
+    supervisor = Supervisor(config, sock, keys, engine, ready, board=board)
     with on_signals(_telling(supervisor.stop), supervisor.hurry):
         try:
-            await supervisor.serve()
+            async with logged_stats(board, config):
+                await supervisor.serve()
         except Exception as error:
             say(f"error: the engine did not start: {_one_line(error)}")
             return 1
@@ -104,13 +118,15 @@ async def _serve_several(config: EngineConfig, sock: socket.socket, keys: Mappin
     return 0
 
 
-def _engine(config: EngineConfig) -> EngineProcess:
+def _engine(config: EngineConfig, board: Board) -> EngineProcess:
     server = config.server
+    assert board.fd is not None, "memory that can be handed down"
     return EngineProcess(
         config,
         timeout_s=server.engine_timeout_s,
         restarts=server.max_engine_restarts if server.restart_engine else 0,
         progress=say,
+        pass_fds=(board.fd,),
     )
 
 
@@ -119,9 +135,12 @@ def serve(
     config: EngineConfig,
     sock: socket.socket,
     api_keys: Mapping[str, str] | None = None,
+    *,
     more_routes: Sequence[BaseRoute] = (),
+    board: Board | None = None,
 ) -> int:
-    """Serve this engine on a bound socket; returns the exit status."""
+    """Serve this engine on a bound socket; returns the exit status. board: the one that `config`
+    names, of which statistics are logged."""
     url = address_of(sock, _scheme(config))
 
     def loaded(state: ServerState) -> None:
@@ -135,8 +154,10 @@ def serve(
         session = Session(llm, config, sock, api_keys or {}, loaded, more_routes=more_routes)
         say(f"listening on {url}; /health answers 503 until the engine is ready")
         first = _telling(session.server.stop)
+        stats = contextlib.nullcontext() if board is None else logged_stats(board, config)
         with _unlinked(config), on_signals(first, session.server.hurry):
-            status = await session.serve()
+            async with stats:
+                status = await session.serve()
         if status == 0:
             say("stopped")
         if not session.clean:  # a thread of the engine still works: it must not hold up the exit

@@ -24,7 +24,7 @@ from octavo.server.state import ServerState
 class Session:
     """Serves an engine on a bound socket. clean: whether everything stopped in time. Made in the
     loop. on_loaded: called when loading has ended, well or not; a failure ends the session.
-    more_routes: of plugins."""
+    more_routes: of plugins. worker: number of this API process among several."""
 
     def __init__(
         self,
@@ -35,12 +35,18 @@ class Session:
         on_loaded: Callable[[ServerState], None],
         *,
         more_routes: Sequence[BaseRoute] = (),
+        worker: int = 0,
     ) -> None:
         self._sock, self._on_loaded = sock, on_loaded
         self._status = 0
         self.clean = True
         self._app = create_app(
-            llm, config, api_keys=api_keys, on_loaded=self._loaded, more_routes=more_routes
+            llm,
+            config,
+            api_keys=api_keys,
+            on_loaded=self._loaded,
+            more_routes=more_routes,
+            worker=worker,
         )
         settings = uvicorn.Config(
             self._app,

@@ -12,8 +12,10 @@ from collections.abc import Iterable
 from octavo.core.config.models import EngineConfig
 from octavo.core.errors import OctavoError
 from octavo.core.sampling_params import SamplingParams
+from octavo.server.dashboard.viewer import Viewer
 from octavo.server.engine import Engine
 from octavo.server.errors import ApiError, unavailable
+from octavo.server.metrics import Metrics
 from octavo.server.overload import Queue
 from octavo.server.protocol.common import ModelCard, ModelList, shown
 
@@ -30,13 +32,16 @@ def served_names(config: EngineConfig) -> list[str]:
 
 
 class ServerState:
-    """One a server. All methods run on the event loop's thread."""
+    """One an API process, of which this is number `worker`. All methods run on the event loop's
+    thread."""
 
-    def __init__(self, llm: Engine, config: EngineConfig) -> None:
+    def __init__(self, llm: Engine, config: EngineConfig, worker: int = 0) -> None:
         self.llm, self.config = llm, config
         self.names = served_names(config)
         self.created = int(time.time())
-        self.queue = Queue(llm, config.server)
+        self.metrics = Metrics(llm, config, self.names[0], worker)
+        self.viewer = Viewer()
+        self.queue = Queue(llm, config.server, self.metrics.rejected)
         self.in_flight = 0
         """Generations under way."""
         self.live: set[str] = set()

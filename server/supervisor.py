@@ -22,6 +22,7 @@ from octavo.core.engine_process.client import client_name
 from octavo.core.engine_process.process import EngineProcess, child_environment, plain
 from octavo.core.engine_process.wire import Settled
 from octavo.core.errors import OctavoError
+from octavo.plugins.observers.prometheus.board import Board
 from octavo.server import control
 from octavo.server.http_server import LAST_WORDS_S
 
@@ -38,7 +39,8 @@ STOP_S = LAST_WORDS_S + 10.0
 class Supervisor:
     """Runs the engine and `server.api_workers` API processes. Made in the loop.
 
-    on_ready: called once, with what a worker says, when all of them answer requests.
+    on_ready: called once, with what a worker says, when all of them answer requests. board: where
+    they count.
     """
 
     def __init__(
@@ -48,9 +50,12 @@ class Supervisor:
         api_keys: Mapping[str, str],
         engine: EngineProcess,
         on_ready: Callable[[control.Loaded], None],
+        *,
+        board: Board,
     ) -> None:
         self._config, self._sock, self._keys = config, sock, dict(api_keys)
         self.engine, self._on_ready = engine, on_ready
+        self._board = board
         self._workers: list[_Worker | None] = [None] * config.server.api_workers
         self._loaded: set[int] = set()
         self._announced = self._stopping = False
@@ -118,10 +123,10 @@ class Supervisor:
     def _spawn(self, index: int) -> None:
         if self._stopping:
             return
-        worker = _Worker(index, self._sock, self._ended)
+        worker = _Worker(index, self._sock, self._board.fd, self._ended)
         self._workers[index] = worker
         worker.follow(self._take)
-        worker.tell(control.Begin(plain(self._config), self._keys, worker.name))
+        worker.tell(control.Begin(plain(self._config), self._keys, worker.name, index))
         if self._settled is not None:
             worker.tell(self._settled)
         if self._state is not None:
@@ -139,6 +144,7 @@ class Supervisor:
 
     def _ended(self, worker: _Worker) -> None:
         self._workers[worker.index] = None
+        self._board.api(worker.index)  # what it had under way has ended
         worker.close()
         self.engine.gone(worker.name)
         if self._stopping:
@@ -171,7 +177,11 @@ class _Worker:
     """One API process. on_end: called in the loop when it has ended."""
 
     def __init__(
-        self, index: int, listener: socket.socket, on_end: Callable[[_Worker], None]
+        self,
+        index: int,
+        listener: socket.socket,
+        shared: int | None,
+        on_end: Callable[[_Worker], None],
     ) -> None:
         self.index, self.name = index, client_name()
         self._loop = asyncio.get_running_loop()
@@ -184,7 +194,7 @@ class _Worker:
                 [sys.executable, "-P", "-m", "octavo.server.api_worker"]
                 + [str(number) for number in (*passed, os.getpid())],
                 stdin=subprocess.DEVNULL,
-                pass_fds=passed,
+                pass_fds=passed if shared is None else (*passed, shared),
                 start_new_session=True,
                 env=child_environment(),
             )

@@ -49,8 +49,14 @@ async def version(request: Request) -> Response:
 
 
 async def load(request: Request) -> Response:
-    """Generations under way."""
-    return JSONResponse({"server_load": _state(request).in_flight})
+    """Generations under way, in all API processes."""
+    return JSONResponse({"server_load": _state(request).metrics.load})
+
+
+async def metrics(request: Request) -> Response:
+    """What Prometheus scrapes."""
+    body, content_type = _state(request).metrics.render(request.headers.get("accept", ""))
+    return Response(body, headers={"content-type": content_type})
 
 
 async def timeline(request: Request) -> Response:

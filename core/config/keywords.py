@@ -222,7 +222,7 @@ KEYWORDS: dict[str, Keyword] = {
     "tokenizer_mode": Keyword("", "text", _only("auto"), "Kind of tokenizer: auto."),
     "cpu_offload_gb": Keyword("", "float", _only(0), "Weights kept on the host: 0."),
     "max_seq_len_to_capture": Keyword("", "int", _ignored, "graph.runner decides."),
-    "disable_log_stats": Keyword("", "bool", _ignored, "observers decide what is logged."),
+    "disable_log_stats": Keyword("observability.log_stats", "bool", _inverted),
     "disable_custom_all_reduce": Keyword("", "bool", _ignored, "There is one device."),
 }
 

@@ -355,8 +355,19 @@ class ServerConfig(Section):
 
 
 class ObservabilityConfig(Section):
-    """What is logged."""
+    """What is counted and logged."""
 
+    metrics_prefix: str = Field(
+        default="octavo",
+        pattern="^[a-zA-Z_][a-zA-Z0-9_]*$",
+        description="What the names of all metrics begin with, before a colon; `vllm`: dashboards "
+        "made for vLLM work.",
+    )
+    log_stats: bool = Field(
+        default=True,
+        description="Whether the server logs a line of statistics every 10 seconds in which "
+        "something happened.",
+    )
     log_requests: bool = Field(
         default=False,
         description="Whether each request is logged when it comes: id, tokens, limits, sampling.",
@@ -422,6 +433,6 @@ class EngineConfig(Section):
     )
     server: ServerConfig = Field(default_factory=ServerConfig, description="The HTTP server.")
     observability: ObservabilityConfig = Field(
-        default_factory=ObservabilityConfig, description="Logging."
+        default_factory=ObservabilityConfig, description="Metrics and logging."
     )
     plugins: PluginsConfig = Field(default_factory=PluginsConfig, description="Plugins.")

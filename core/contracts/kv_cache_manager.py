@@ -27,6 +27,16 @@ class CopyKind(IntEnum):
     TO_DEVICE = 2
 
 
+class BlockState(IntEnum):
+    """Of a block on the device: without content, with one user, with several, or with reusable
+    content and no user."""
+
+    FREE = 0
+    USED = 1
+    SHARED = 2
+    CACHED = 3
+
+
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
     """Copy the first `num_tokens` tokens of block `source` to block `target`, in every layer of
@@ -207,6 +217,11 @@ class KVCacheManager(ABC):
 
     def swap_drop(self, handle: Any) -> None:  # noqa: B027
         """Forget what `swap_out` moved: the sequence was aborted."""
+
+    def block_states(self) -> NDArray[np.uint8] | None:
+        """A `BlockState` for each block but the null block, uint8[num_blocks - 1], for people to
+        look at. Called between steps while somebody does. None: the manager does not tell."""
+        return None
 
     def check(self) -> None:  # noqa: B027
         """Verify all invariants, for tests: raise AssertionError with what is wrong."""

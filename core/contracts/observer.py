@@ -37,7 +37,7 @@ class StepRecord:
     prompts (or are recomputed). num_sampled: tokens produced. num_preempted: preemptions since
     start. preemptions: those that this step's plan made. swapped_in: handles that it brought back
     from the host. num_copies: block copies that it ran, copy_s: how long those between host and
-    device took."""
+    device took. num_swapped: sequences whose KV is on the host."""
 
     step: int
     started: float
@@ -57,12 +57,24 @@ class StepRecord:
     swapped_in: tuple[int, ...] = ()
     num_copies: int = 0
     copy_s: float = 0.0
+    num_swapped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StateRecord:
+    """What there is between two steps. Fields as in `StepRecord`."""
+
+    num_running: int
+    num_waiting: int
+    num_swapped: int
+    kv: KVStats
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
     """A finished request. Times are seconds on the engine's clock; first_token is None when none
-    was produced. finish_reason: `stop`, `length`, `abort` or `error`."""
+    was produced. finish_reason: `stop`, `length`, `abort` or `error`. index: which of the
+    request's choices it is."""
 
     request_id: str
     handle: int
@@ -75,6 +87,7 @@ class RequestRecord:
     num_cached: int
     num_preemptions: int
     finish_reason: str
+    index: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,6 +102,9 @@ class Observer(ABC):  # noqa: B024
 
     def on_step(self, record: StepRecord) -> None:  # noqa: B027
         """After every step."""
+
+    def on_state(self, record: StateRecord) -> None:  # noqa: B027
+        """When sequences ended while no step ran (aborts), so that no step tells of it."""
 
     def on_request(self, record: RequestRecord) -> None:  # noqa: B027
         """When a request has finished, whatever the reason."""

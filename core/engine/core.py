@@ -10,9 +10,10 @@ from typing import Any
 
 from octavo.core.contracts.executor import Executor, Ticket
 from octavo.core.contracts.logits_processor import HostLogitsProcessor
-from octavo.core.contracts.observer import Observer, RequestRecord, StepRecord
+from octavo.core.contracts.observer import Observer, RequestRecord, StateRecord, StepRecord
 from octavo.core.engine.host_masks import HostMasks
 from octavo.core.engine.observers import Observers
+from octavo.core.engine.overview import Recent, block_map, live_sequences
 from octavo.core.engine.timelines import Timelines
 from octavo.core.engine.timing import StepTiming
 from octavo.core.errors import RequestError
@@ -67,6 +68,7 @@ class EngineCore:
         self._masks = HostMasks(host_processors, scheduler.limits.vocab_size, self._end)
         self._submitted: deque[_Submitted] = deque()
         self._closed = False
+        self._recent = Recent()
         self._timelines = Timelines(timelines, scheduler, clock)
         scheduler.on_finished = self._tell_finished
 
@@ -82,11 +84,12 @@ class EngineCore:
         self.scheduler.add(request)
         self._timelines.added(request)
 
-    def abort(self, handles: Sequence[int]) -> None:
-        """End these sequences; those that have ended already are ignored."""
+    def abort(self, handles: Sequence[int], reason: str = "abort") -> None:
+        """End these sequences; those that have ended already are ignored. reason: what they end
+        by, `abort`, or `stop` where the front end found a stop string."""
         for handle in self.grammars.abort(handles):
             self.scheduler.refuse(handle, "abort")
-        self.scheduler.abort(handles)
+        self.scheduler.abort(handles, reason)
 
     def has_work(self) -> bool:
         """Whether `step` would do anything, or a grammar is being compiled for a request."""
@@ -101,9 +104,12 @@ class EngineCore:
                 break  # the next forward pass needs its tokens
             if not self._submit():
                 break
-        if not self._submitted:
-            return self.scheduler.take_outputs()
-        return self._collect()
+        if self._submitted:
+            return self._collect()
+        outputs = self.scheduler.take_outputs()
+        if outputs is not None and self.observers.want_states:
+            self._tell_state()
+        return outputs
 
     def _take_compiled(self) -> None:
         """Queue the requests whose grammar has come; wait a little where there is nothing else."""
@@ -183,10 +189,22 @@ class EngineCore:
                 num_sampled=len(outputs.handles),
                 num_preempted=scheduler.num_preemptions,
                 kv=scheduler.kv.stats(),
+                num_swapped=scheduler.num_swapped,
                 preemptions=planned.log.records,
                 swapped_in=planned.log.swapped_in,
                 num_copies=planned.num_copies,
                 copy_s=result.copy_s,
+            )
+        )
+
+    def _tell_state(self) -> None:
+        scheduler = self.scheduler
+        self.observers.state(
+            StateRecord(
+                num_running=scheduler.num_running,
+                num_waiting=scheduler.num_waiting,
+                num_swapped=scheduler.num_swapped,
+                kv=scheduler.kv.stats(),
             )
         )
 
@@ -195,23 +213,34 @@ class EngineCore:
             self.grammars.forget(sequence.handle)
         if self._timelines.active:
             self._timelines.finished(sequence, reason)
-        if not self.observers.want_requests:
-            return
-        self.observers.request(
-            RequestRecord(
-                request_id=sequence.request.request_id,
-                handle=sequence.handle,
-                arrival=sequence.arrival,
-                admitted=sequence.admitted_at,
-                first_token=sequence.first_token_at,
-                finished=self.clock(),
-                num_prompt=sequence.num_prompt,
-                num_output=sequence.num_output,
-                num_cached=sequence.num_cached,
-                num_preemptions=sequence.num_preemptions,
-                finish_reason=reason,
-            )
+        record = RequestRecord(
+            request_id=sequence.request.request_id,
+            handle=sequence.handle,
+            arrival=sequence.arrival,
+            admitted=sequence.admitted_at,
+            first_token=sequence.first_token_at,
+            finished=self.clock(),
+            num_prompt=sequence.num_prompt,
+            num_output=sequence.num_output,
+            num_cached=sequence.num_cached,
+            num_preemptions=sequence.num_preemptions,
+            finish_reason=reason,
+            index=sequence.request.index,
         )
+        self._recent.add(record)
+        self.observers.request(record)
+
+    def overview(self, cells: int = 1024, requests: int = 32) -> dict[str, Any]:
+        """What is going on, for people. now: on the engine's clock, as all times are. blocks: see
+        `block_map`, in at most `cells` cells. live, recent: at most `requests` sequences that run
+        or wait, and as many that have ended, the newest first."""
+        now = self.clock()
+        return {
+            "now": now,
+            "blocks": block_map(self.scheduler.kv, cells),
+            "live": live_sequences(self.scheduler, now, requests),
+            "recent": self._recent.newest(requests),
+        }
 
     def timeline(self, request_id: str) -> list[dict[str, Any]] | None:
         """What happened to a request (see `Timelines`); None when nothing was recorded of it."""

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from octavo.core.contracts.observer import Observer, RequestRecord, StepRecord
+from octavo.core.contracts.observer import Observer, RequestRecord, StateRecord, StepRecord
 
 logger = logging.getLogger(__name__)
 
@@ -17,6 +17,7 @@ class Observers:
     def __init__(self, observers: Sequence[tuple[str, Observer]]) -> None:
         self._all = observers
         self._on_step = [(n, o.on_step) for n, o in observers if _overrides(o, "on_step")]
+        self._on_state = [(n, o.on_state) for n, o in observers if _overrides(o, "on_state")]
         self._on_request = [(n, o.on_request) for n, o in observers if _overrides(o, "on_request")]
         self.num_failures: dict[str, int] = {}
 
@@ -25,11 +26,15 @@ class Observers:
         return bool(self._on_step)
 
     @property
-    def want_requests(self) -> bool:
-        return bool(self._on_request)
+    def want_states(self) -> bool:
+        return bool(self._on_state)
 
     def step(self, record: StepRecord) -> None:
         for name, call in self._on_step:
+            self._guard(name, call, record)
+
+    def state(self, record: StateRecord) -> None:
+        for name, call in self._on_state:
             self._guard(name, call, record)
 
     def request(self, record: RequestRecord) -> None:

@@ -47,6 +47,8 @@ class ProcessClient(AsyncEngineClient):
         await self._link.up()
         if self._channel is None and self._link.address is not None:
             self._up()
+        elif self._link.down_reason is not None:  # it came up, and went, before anybody listened
+            self.dead_reason = self._link.down_reason
 
     def add(self, requests: Sequence[EngineRequest]) -> None:
         channel = self._connected()
@@ -55,9 +57,9 @@ class ProcessClient(AsyncEngineClient):
         except (TypeError, OverflowError) as error:
             raise RequestError(f"the request cannot be sent to the engine: {error}") from None
 
-    def abort(self, handles: Sequence[int]) -> None:
+    def abort(self, handles: Sequence[int], reason: str = "abort") -> None:
         if handles and self.is_alive and self._channel is not None:
-            self._channel.send(wire.Abort(list(handles)))
+            self._channel.send(wire.Abort(list(handles), reason))
 
     def call(self, name: str, *args: Any) -> Future[Any]:
         channel = self._connected()

@@ -152,7 +152,8 @@ class Host:
             case wire.Abort():
                 number = self._clients.get(name)
                 if number is not None:
-                    engine.abort([globally(handle, number) for handle in message.handles])
+                    handles = [globally(handle, number) for handle in message.handles]
+                    engine.abort(handles, message.reason)
             case wire.Call():
                 self._tell(name, _answer(engine, message))
             case wire.Ping():

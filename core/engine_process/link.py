@@ -13,12 +13,13 @@ from octavo.core.engine_process.wire import Settled
 class EngineLink(ABC):
     """Belongs to one asyncio loop.
 
-    address: of the engine while one runs. report: its startup report. Everything that happens is
-    told to `on_up` and `on_down` once a client has set them.
+    address: of the engine while one runs. down_reason: why one runs no more. report: its startup
+    report. Everything that happens is told to `on_up` and `on_down` once a client has set them.
     """
 
     def __init__(self) -> None:
         self.address: str | None = None
+        self.down_reason: str | None = None
         self.report: Any = None
         self.on_up: Callable[[], None] = _nothing
         self.on_down: Callable[[str], None] = _ignore
@@ -49,12 +50,14 @@ class EngineLink(ABC):
 
     def _is_up(self, address: str, report: Any) -> None:
         self.address, self.report = address, report
+        self.down_reason = None
         if not self._up.done():
             self._up.set_result(None)
         self.on_up()
 
     def _is_down(self, reason: str) -> None:
         self.address = None
+        self.down_reason = reason
         self.on_down(reason)
 
     def _has_failed(self, error: BaseException) -> None:

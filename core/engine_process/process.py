@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,8 @@ class EngineProcess(EngineLink):
 
     timeout_s: seconds without an answer after which an engine hangs, and is killed. restarts: how
     often an engine that has run is started again, with growing pauses. progress: gets a line for
-    people now and then while the engine starts.
+    people now and then while the engine starts. pass_fds: open files that the engine inherits,
+    under their numbers.
     """
 
     def __init__(
@@ -53,11 +54,13 @@ class EngineProcess(EngineLink):
         timeout_s: float = 120.0,
         restarts: int = 0,
         progress: Callable[[str], None] = lambda _: None,
+        pass_fds: Sequence[int] = (),
     ) -> None:
         super().__init__()
         self._config, self._timeout_s = config, timeout_s
         self._restarts, self._left = restarts, restarts
         self._progress = progress
+        self._pass_fds = tuple(pass_fds)
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._run: _Run | None = None
@@ -106,7 +109,7 @@ class EngineProcess(EngineLink):
     def _spawn(self) -> None:
         folder = make_folder()
         try:
-            run = self._run = _Run(folder, self._take, self._exited)
+            run = self._run = _Run(folder, self._take, self._exited, self._pass_fds)
         except BaseException:
             remove_folder(folder)
             raise
@@ -224,7 +227,11 @@ class _Run:
     has ended; `on_exit` is called in the loop then."""
 
     def __init__(
-        self, folder: Path, on_message: Callable[[Any], None], on_exit: Callable[[_Run], None]
+        self,
+        folder: Path,
+        on_message: Callable[[Any], None],
+        on_exit: Callable[[_Run], None],
+        pass_fds: tuple[int, ...],
     ) -> None:
         self.folder = folder
         self.died: wire.Died | None = None
@@ -236,6 +243,7 @@ class _Run:
             [sys.executable, "-P", "-m", __package__, str(folder), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
+            pass_fds=pass_fds,
             env=child_environment(),
         )
         threading.Thread(target=self._wait, name="engine-exit", daemon=True).start()

@@ -38,9 +38,10 @@ class Submit(msgspec.Struct, tag=True):
 
 
 class Abort(msgspec.Struct, tag=True):
-    """Sequences to end."""
+    """Sequences to end. reason: as in `EngineClient.abort`."""
 
     handles: list[int]
+    reason: str = "abort"
 
 
 class Call(msgspec.Struct, tag=True):

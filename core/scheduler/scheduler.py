@@ -206,6 +206,11 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self.policy)
 
+    @property
+    def num_swapped(self) -> int:
+        """Waiting sequences whose KV is on the host."""
+        return self.preemption.num_swapped
+
     def has_work(self) -> bool:
         """Whether a plan could be made, or a result or a `Finish` is still to come."""
         return bool(self.sequences or self.in_flight or self._finished)

@@ -62,11 +62,11 @@ class ScriptedEngine:
         self._left[request.handle] = list(self.reply(request))
         self._made[request.handle] = 0
 
-    def abort(self, handles: Sequence[int]) -> None:
+    def abort(self, handles: Sequence[int], reason: str = "abort") -> None:
         for handle in handles:
             if handle in self.requests:
                 self.aborted.append(handle)
-                self._end(handle, "abort")
+                self._end(handle, reason)
 
     def has_work(self) -> bool:
         return bool(self.requests or self._ended)
@@ -108,6 +108,9 @@ class ScriptedEngine:
 
     def metrics(self) -> dict[str, Any]:
         return {"steps": self.steps, "num_running": len(self.requests)}
+
+    def overview(self, cells: int, requests: int) -> dict[str, Any]:
+        return {"now": 0.0, "blocks": None, "live": [], "recent": []}
 
     def timeline(self, request_id: str) -> list[dict[str, Any]] | None:
         return None

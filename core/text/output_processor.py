@@ -21,9 +21,11 @@ from octavo.core.text.state import ChoiceState, OutputMode, RequestState
 
 @dataclass(slots=True)
 class ProcessedOutputs:
-    """updates: one an affected request. aborts: handles of sequences that the engine should end."""
+    """updates: one an affected request. stops, aborts: handles of sequences that the engine should
+    end, because their text came to a stop string, and for other reasons."""
 
     updates: list[RequestOutput] = field(default_factory=list)
+    stops: list[int] = field(default_factory=list)
     aborts: list[int] = field(default_factory=list)
 
 
@@ -97,7 +99,7 @@ class OutputProcessor:
             )
             touched[choice.request.request_id] = choice.request
             if choice.finish_reason is not None and end is None:
-                result.aborts.append(choice.handle)
+                result.stops.append(choice.handle)
         for end in outputs.finished:
             if (choice := self._choices.get(end.handle)) is not None:
                 touched[choice.request.request_id] = choice.request

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from octavo.core.contracts.kv_cache_manager import (
     BlockCopy,
+    BlockState,
     CopyKind,
     KVCacheManager,
     KVCacheManagerContext,
@@ -205,6 +206,12 @@ class BlockTableManager(KVCacheManager):
         self._swap.drop(handle)
 
     # ---- inspection -----------------------------------------------------------------------------
+
+    def block_states(self) -> NDArray[np.uint8]:
+        states = np.minimum(self._refs, BlockState.SHARED).astype(np.uint8)
+        states[states == BlockState.FREE] = BlockState.CACHED  # or free, which is known
+        states[self._free] = BlockState.FREE
+        return states[1:]
 
     def check(self) -> None:
         refs = np.zeros(self.num_blocks, np.int64)

@@ -143,6 +143,10 @@ class FakeAsyncLLM:
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
 
+    async def overview(self, cells: int = 1024, requests: int = 32) -> dict[str, Any]:
+        blocks = {"counts": [2, 1, 1, 1], "per_cell": 1, "cells": "01230"}
+        return {"now": 0.0, "blocks": blocks, "live": [], "recent": []}
+
     async def timeline(self, request_id: str) -> list[dict[str, Any]] | None:
         return [{"at": 0.0, "event": "queued"}] if request_id == "known" else None
 

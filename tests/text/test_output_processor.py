@@ -43,6 +43,7 @@ class Front:
         outputs = self.engine.step()
         assert outputs is not None
         processed = self.processor.process(outputs)
+        self.engine.abort(processed.stops, "stop")
         self.engine.abort(processed.aborts)
         for update in processed.updates:
             self.updates.setdefault(update.request_id, []).append(update)
