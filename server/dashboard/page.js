@@ -223,13 +223,14 @@ function series(value) {
 
 function chart(id, points, above) {
   const svg = byId(id), width = 120, height = 50;
+  const span = Math.min(HISTORY_S, Math.max(30, seen.at - samples[0].at));
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   const top = 1.15 * Math.max(1e-9, ...points.concat(above || []).map(([, value]) => value));
   svg.replaceChildren();
   for (const [row, kind] of [[above, " second"], [points, ""]]) {
     if (!row || row.length < 2) continue;
     const spots = row.map(([age, value]) =>
-      `${(width * (1 - age / HISTORY_S)).toFixed(2)},${(height - 1 - (height - 4) * value / top).toFixed(2)}`);
+      `${(width * (1 - age / span)).toFixed(2)},${(height - 1 - (height - 4) * value / top).toFixed(2)}`);
     const start = spots[0].split(",")[0], end = spots.at(-1).split(",")[0];
     const area = document.createElementNS(SVG, "polygon");
     area.setAttribute("class", `area${kind}`);
@@ -360,15 +361,22 @@ function drawRequests(data) {
 
 function requestRow([id, index, word, ...numbers]) {
   const row = element("tr"), name = element("td"), kind = element("td");
-  const button = element("button", "mono", index ? `${id} #${index}` : id);
+  const button = element("button", "mono", shortName(id));
   button.type = "button";
   button.title = `Timeline of ${id}`;
   button.dataset.request = `${id} ${index}`;
   button.addEventListener("click", () => showTimeline(id));
   name.append(button);
+  if (index) name.append(element("span", "choice", ` choice ${index}`));
   kind.append(element("span", `badge ${word}`, word));
   row.append(name, kind, ...numbers.map((text) => element("td", "num", text)));
   return row;
+}
+
+/** Without the kind of answer before an id, and the number after it; random ids by their beginning. */
+function shortName(id) {
+  const name = id.replace(/^(chatcmpl|cmpl|resp)-/, "").replace(/-\d+$/, "");
+  return /^[0-9a-f]{32}$/.test(name) ? name.slice(0, 10) : name;
 }
 
 async function showTimeline(id) {

@@ -52,6 +52,7 @@ VALUES = {
     "stream_interval": (4, 4),
     "enable_log_requests": (True, True),
     "disable_log_requests": (True, False),
+    "disable_log_stats": (True, False),
     "ssl_certfile": ("c.pem", "c.pem"),
     "ssl_keyfile": ("k.pem", "k.pem"),
     "root_path": ("/llm", "/llm"),

@@ -105,6 +105,12 @@ def test_wheel_has_every_tracked_file_of_the_packages(wheel: Path, sources: list
     assert found == expected
 
 
+def test_wheel_has_the_live_page(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        for ending in ("html", "css", "js"):
+            assert archive.read(f"octavo/server/dashboard/page.{ending}")
+
+
 def test_wheel_carries_the_licence(wheel: Path, repository: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/licenses/LICENSE"))

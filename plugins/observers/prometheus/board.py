@@ -131,8 +131,8 @@ class Board:
         counter or gauge, or a histogram's counts (one a bucket, not cumulative) and its sum."""
         found: dict[tuple[str, str], list[float]] = {}
         for (family, value), at in _places(ENGINE):
-            found[family.name, value] = self._engine[at : at + family.width].tolist()
+            found[family.name, value] = list(self._engine[at : at + family.width])
         for (family, value), at in _places(API):
-            rows = [section[at : at + family.width].tolist() for section in self._api]
+            rows = [section[at : at + family.width] for section in self._api]
             found[family.name, value] = [fsum(column) for column in zip(*rows, strict=True)]
         return found
