@@ -292,8 +292,9 @@ class ServerConfig(Section):
     )
     api_keys: dict[str, SecretStr] = Field(
         default_factory=dict,
-        description="Client name to key. When there is any, every route but /health and /ping "
-        "wants one as a bearer token. Keys also come from `api_keys_file` and OCTAVO_API_KEYS.",
+        description="Client name to key. When there is any, every route but /health, /ping and "
+        "the page /dashboard wants one as a bearer token. Keys also come from `api_keys_file` and "
+        "OCTAVO_API_KEYS.",
     )
     api_keys_file: str | None = Field(
         default=None, description="File with further keys, one `name: key` a line."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from octavo.server.errors import ApiError
 
 if TYPE_CHECKING:
     from octavo.server.state import ServerState
+
+logger = logging.getLogger("octavo.server")
 
 ENGINE_S = 1.5
 """Seconds that the engine gets to answer between two steps."""
@@ -32,7 +35,11 @@ class Viewer:
 
     async def look(self, state: ServerState) -> dict[str, Any]:
         """The page's data."""
-        return {**_facts(state), **totals(state.metrics.board), "engine": await self._engine(state)}
+        return {**_facts(state), **self._totals(state), "engine": await self._engine(state)}
+
+    @staticmethod
+    def _totals(state: ServerState) -> dict[str, Any]:
+        return totals(state.metrics.board, up=state.llm.dead_reason is None)
 
     async def _engine(self, state: ServerState) -> dict[str, Any] | None:
         """`EngineCore.overview`; None while the engine does not answer."""
@@ -50,6 +57,9 @@ class Viewer:
         try:
             self._answer = await state.llm.overview()
         except OctavoError:  # it died meanwhile: the next look says so
+            self._answer = None
+        except Exception:
+            logger.exception("the engine's state cannot be shown")
             self._answer = None
         self._answered = time.monotonic()
         return self._answer
@@ -70,7 +80,6 @@ def _facts(state: ServerState) -> dict[str, Any]:
     return {
         "version": octavo.__version__,
         "at": time.monotonic(),
-        "started": state.created,
         "models": state.names,
         "ready": problem is None,
         "problem": problem,
@@ -87,9 +96,10 @@ def _facts(state: ServerState) -> dict[str, Any]:
 _SHOWN = ("scheduler_policy", "kv_cache_manager", "attention_backend", "quantization")
 
 
-def totals(board: Board) -> dict[str, Any]:
+def totals(board: Board, *, up: bool) -> dict[str, Any]:
     """Since the start: counters and gauges by name (those with a label: by its values), histograms
-    as upper bounds, counts of each bucket (one more for what is above) and the sum."""
+    as upper bounds, counts of each bucket (one more for what is above) and the sum. up: whether the
+    engine runs; without one nothing runs or waits."""
     found = board.totals()
     numbers: dict[str, Any] = {}
     histograms: dict[str, Any] = {}
@@ -102,7 +112,8 @@ def totals(board: Board) -> dict[str, Any]:
                 "sum": row[-1],
             }
         elif family.label is None:
-            numbers[family.name] = found[family.name, ""][0]
+            gone = family.kind == "gauge" and family in ENGINE and not up
+            numbers[family.name] = 0.0 if gone else found[family.name, ""][0]
         else:
             numbers[family.name] = {value: found[family.name, value][0] for value in family.values}
     return {"numbers": numbers, "histograms": histograms}

@@ -32,6 +32,11 @@ def test_one_server(start, stream, tools) -> None:
     usage = server.post(max_tokens=4, n=2).json()["usage"]
     text = server.post(max_tokens=30, stop="aaa").json()
     assert text["choices"][0]["finish_reason"] == "stop"
+    cached = []
+    for _ in range(2):  # the prefix is found to whole blocks of 16 tokens, whatever n is
+        again = server.post(prompt="y" * 100, max_tokens=1, n=3).json()["usage"]
+        cached.append(again["prompt_tokens_details"]["cached_tokens"])
+    assert cached == [0, 96]
     live = stream(server, max_tokens=1000)
     live.until(b"data:")
     tools.until(lambda: scrape(server)["num_requests_running"] == 1)
@@ -43,12 +48,13 @@ def test_one_server(start, stream, tools) -> None:
     seen = scrape(server)
     assert seen["kv_cache_usage_perc"] == 0
     assert seen["request_success_total stop"] == 1
-    assert seen["request_success_total length"] == 1
+    assert seen["request_success_total length"] == 3
     assert seen["request_success_total abort"] == 1
-    assert seen["request_decode_time_seconds_count"] == 2
-    assert seen["request_queue_time_seconds_count"] == 3
-    assert seen["time_to_first_token_seconds_count"] == 3
-    assert seen["prompt_tokens_total"] == usage["prompt_tokens"] * 3
+    assert seen["request_decode_time_seconds_count"] == 4
+    assert seen["request_queue_time_seconds_count"] == 5
+    assert seen["time_to_first_token_seconds_count"] == 5
+    assert seen["prompt_tokens_total"] == usage["prompt_tokens"] * 3 + 200
+    assert seen["prompt_tokens_cached_total"] == 96
     least = usage["completion_tokens"] + text["usage"]["completion_tokens"]
     assert seen["generation_tokens_total"] > least
     assert seen["iteration_tokens_total_count"] > 5

@@ -60,6 +60,26 @@ def test_a_client_that_goes_away_while_it_is_tokenized(shared, stream, tools):
     idle(tools, shared)
 
 
+def test_a_client_that_goes_away_while_it_is_swapped_out(model_folder, tmp_path, stream, tools):
+    made = tools.settings(model_folder, {"step_s": 0.005})
+    made["kv_cache"]["num_blocks"] = 40
+    made["preemption"] = {"policy": "swap", "swap_space": 1 << 16}
+    server = tools.Server(tmp_path, made)
+    try:
+        server.ready()
+        running = [stream(server, prompt=letter * 250, max_tokens=390) for letter in "ab"]
+        tools.until(lambda: server.metrics()["num_swapped"] == 1)
+        running[1].close()
+        tools.until(lambda: server.metrics()["num_swapped"] == 0, 1.0)
+        state = server.metrics()
+        assert state["num_free_swap_blocks"] == state["num_swap_blocks"] > 0
+        assert state["num_running"] == 1, "the other goes on"
+        running[0].close()
+        idle(tools, server)
+    finally:
+        server.clean_up()
+
+
 def test_a_batch_of_prompts_whose_client_goes_away(shared, stream, tools):
     running = stream(shared, prompt=["a", "b", "c", "d", "e", "f"])
     tools.until(lambda: shared.metrics()["num_running"] == 4)
