@@ -18,13 +18,20 @@ import uvicorn
 from octavo.core.config.models import EngineConfig
 from octavo.server.app import create_app
 
-_PATH = Path(__file__).parent / "fake_llm.py"
-_SPEC = importlib.util.spec_from_file_location("octavo_test_fake_llm", _PATH)
-assert _SPEC is not None
-assert _SPEC.loader is not None
-fake_llm = importlib.util.module_from_spec(_SPEC)
-sys.modules["octavo_test_fake_llm"] = fake_llm
-_SPEC.loader.exec_module(fake_llm)
+
+def sibling(name: str) -> Any:
+    """A helper module of this folder, imported once."""
+    known = f"octavo_test_{name}"
+    if known not in sys.modules:
+        spec = importlib.util.spec_from_file_location(known, Path(__file__).parent / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[known] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[known])
+    return sys.modules[known]
+
+
+fake_llm = sibling("fake_llm")
 
 
 def config(**server: Any) -> EngineConfig:
@@ -61,6 +68,16 @@ def connect() -> Any:
 def fakes() -> Any:
     """The module with the fake."""
     return fake_llm
+
+
+@pytest.fixture(scope="session")
+def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One `octavo serve` over a tiny model, for all tests that leave it as it was."""
+    server = sibling("real_server").RealServer(tmp_path_factory.mktemp("real"))
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
 @pytest.fixture(scope="module")

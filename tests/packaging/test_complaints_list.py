@@ -1,0 +1,45 @@
+"""tests/COMPLAINTS.md names tests that exist; and no code unpickles what comes from outside."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+
+@cache
+def tests_in(path: Path) -> frozenset[str]:
+    """Names of the test functions of a file."""
+    found = ast.walk(ast.parse(path.read_text()))
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return frozenset(node.name for node in found if isinstance(node, functions))
+
+
+def test_every_line_names_a_test_that_exists(repository: Path) -> None:
+    text = (repository / "tests" / "COMPLAINTS.md").read_text()
+    items = re.findall(r"^- .*(?:\n  .*)*", text, re.M)
+    assert len(items) > 40
+    for item in items:
+        named = re.findall(r"`([\w/]+\.py)::(\w+)`", item)
+        assert named, f"no test is named: {item}"
+        for path, name in named:
+            assert name in tests_in(repository / "tests" / path), f"{path} has no {name}"
+
+
+@pytest.mark.parametrize("folder", ["core", "plugins", "server"])
+def test_nothing_unpickles(repository: Path, folder: str) -> None:
+    """What goes over sockets is msgpack; neither pickle nor its relatives are imported."""
+    for path in (repository / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            wrong = {"pickle", "cloudpickle", "dill", "marshal", "shelve"} & set(names)
+            assert not wrong, f"{path} imports {wrong}"
+            called = isinstance(node, ast.Attribute) and node.attr in ("send_pyobj", "recv_pyobj")
+            assert not called, f"{path} sends pickles"
