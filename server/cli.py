@@ -21,6 +21,7 @@ from octavo.server.cli_config import (
     config_from_args,
     registry_from_config,
 )
+from octavo.server.cli_json import join_mappings
 
 __all__ = ["add_config_arguments", "config_from_args", "main", "registry_from_config"]
 
@@ -47,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
         logging.getLogger("octavo").setLevel(envvars.LOG_LEVEL.get().upper())
-        args, unknown = _parser().parse_known_args([_dashes(item) for item in given])
+        given = [_dashes(item) for item in join_mappings(given)]
+        args, unknown = _parser().parse_known_args(given)
         if unknown:
             raise _unknown_argument(unknown[0])
         command: Command = args.command

@@ -275,6 +275,25 @@ def test_config_show_prints_what_a_command_line_stands_for(run, tmp_path):
     assert run("config", "show", "--given") == (0, "{}\n", "")
 
 
+def test_mappings_key_by_key(run):
+    argv = ["--hf-overrides.rope.factor", "4", "--hf_overrides.max_len=x", "--seed", "1"]
+    argv += ["--hf-overrides.list+", "1", "--hf-overrides.list+", "true"]
+    status, out, _ = run("config", "show", "--given", "org/name", *argv)
+    assert status == 0
+    overrides = yaml.safe_load(out)["model"]["hf_overrides"]
+    assert overrides == {"rope": {"factor": 4}, "max_len": "x", "list": [1, True]}
+    for wrong, message in (
+        (["--hf-overrides.a"], "--hf-overrides.a: expected a value after it"),
+        (["--hf-overrides.a=1", "--hf-overrides.a.b=1"], "--hf-overrides.a.b: 'a' has a value"),
+        (["--hf-overrides", "{}", "--hf-overrides.a=1"], "--hf-overrides is given as JSON and"),
+        (["--seed.a=1"], "unknown flag '--seed.a'"),
+        (["--speculative-config.method", "ngram"], "speculative_config: speculative decoding is"),
+    ):
+        status, _, err = run("config", "show", *wrong)
+        assert status == 2
+        assert err.startswith(f"octavo: {message}"), err
+
+
 def test_config_validate_shows_every_error(run, tmp_path):
     write(
         tmp_path / "engine.yaml",

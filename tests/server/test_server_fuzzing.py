@@ -31,7 +31,7 @@ def fuzz(schema, server, path, method, examples):
         checks.response_schema_conformance,
     ]
     for mode in schemathesis.GenerationMode:
-        if mode.value == "negative" and not (operation.body or operation.path_parameters):
+        if mode.value == "negative" and not operation.body:
             continue
 
         @hypothesis.settings(
