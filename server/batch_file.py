@@ -36,7 +36,7 @@ class _Answered(msgspec.Struct):
         status_code: int
 
     custom_id: str
-    response: Response | None = None
+    response: Response | None  # without this key it is no result
 
 
 @dataclass(frozen=True)

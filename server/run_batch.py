@@ -77,6 +77,8 @@ def main(args: argparse.Namespace) -> int:
     config, registry = config_from_args(args)
     if not config.model.source:
         raise ConfigError("no model is given; expected MODEL or --model", path="model.source")
+    if _same_file(args.input_file, args.output_file):
+        raise ConfigError(f"'{args.output_file}' holds the requests; expected another output file")
     try:
         requests = read_requests(args.input_file, batch_urls())
         with Results(args.output_file, requests, restart=args.restart) as results:
@@ -93,6 +95,10 @@ def main(args: argparse.Namespace) -> int:
     except EngineDeadError as error:
         say(f"octavo: {error}; what was answered is kept, the same command continues")
         return 1
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and one.samefile(other)
 
 
 def batch_urls() -> list[str]:

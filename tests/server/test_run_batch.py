@@ -17,7 +17,7 @@ import yaml
 from octavo.core.config.models import EngineConfig
 from octavo.core.errors import ConfigError, EngineDeadError
 from octavo.core.testing.model_folder import write_model_folder
-from octavo.server import run_batch
+from octavo.server import cli, run_batch
 from octavo.server.batch_file import BadBatchFile, Results, read_requests
 from octavo.server.run_batch import Batch, batch_urls
 
@@ -205,6 +205,7 @@ def test_results_of_other_requests_are_left_alone(files, fake):
     requests = files([line(n, "say:a") for n in range(2)])
     for text, message in (
         (json.dumps({"custom_id": "x", "response": {"status_code": 200}}), "'x' is not among the"),
+        (json.dumps(line(0, "say:a")), "not a result of a batch"),
         ("something else", "not a result of a batch"),
     ):
         files.output.write_text(text + "\n")
@@ -298,6 +299,15 @@ def test_interrupted_killed_and_continued(files, command):
     assert [item["custom_id"] for item in results] == [f"id-{n}" for n in range(40)]
     texts = {item["response"]["body"]["choices"][0]["text"] for item in results}
     assert texts == {"a" * 30}
+
+
+def test_requests_are_not_written_over(files, command, capsys):
+    files([line(0, "x")])
+    before = files.requests.read_bytes()
+    files.output.symlink_to(files.requests)
+    assert cli.main(command[3:]) == 2
+    assert "holds the requests; expected another output file" in capsys.readouterr().err
+    assert files.requests.read_bytes() == before
 
 
 def test_exit_status_and_messages(files, command, tmp_path, capsys):

@@ -31,6 +31,8 @@ def request(dice):
         body |= {"stop": ["a", "zz"], "min_tokens": 1}
     if dice.random() < 0.2:
         body |= {"frequency_penalty": 0.5, "logit_bias": {"65": 2}, "bad_words": ["fox"]}
+    if dice.random() < 0.1:
+        body |= {"structured_outputs": {"regex": f"[ab]{{1,{dice.randint(2, 9)}}}"}}
     if dice.random() < 0.5:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     if dice.random() < 0.05:
