@@ -11,7 +11,7 @@ import pytest
 
 
 @cache
-def tests_in(path: Path) -> frozenset[str]:
+def functions_of(path: Path) -> frozenset[str]:
     """Names of the test functions of a file."""
     found = ast.walk(ast.parse(path.read_text()))
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -26,7 +26,7 @@ def test_every_line_names_a_test_that_exists(repository: Path) -> None:
         named = re.findall(r"`([\w/]+\.py)::(\w+)`", item)
         assert named, f"no test is named: {item}"
         for path, name in named:
-            assert name in tests_in(repository / "tests" / path), f"{path} has no {name}"
+            assert name in functions_of(repository / "tests" / path), f"{path} has no {name}"
 
 
 @pytest.mark.parametrize("folder", ["core", "plugins", "server"])
