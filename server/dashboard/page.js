@@ -500,6 +500,15 @@ async function send(text) {
   byId("prompt").focus();
 }
 
+/** Where a model's reasoning goes: above its answer. */
+function thinking(body) {
+  const before = body.previousElementSibling;
+  if (before) return before;
+  const made = element("div", "thinking");
+  body.before(made);
+  return made;
+}
+
 /** Follow a stream of events. Returns an error's message, or null. */
 async function read(stream, reply, body) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
@@ -515,12 +524,15 @@ async function read(stream, reply, body) {
       if (event.error) return event.error.message;
       if (event.usage) reply.tokens = event.usage.completion_tokens;
       for (const choice of event.choices) {
-        const text = (choice.delta && choice.delta.content) || "";
-        if (text) {
+        const { content: text, reasoning_content: thought } = choice.delta || {};
+        if (text || thought) {
           if (reply.first === null) reply.first = performance.now();
           const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
-          reply.text += text;
-          body.append(text);
+          if (thought) thinking(body).append(thought);
+          if (text) {
+            reply.text += text;
+            body.append(text);
+          }
           if (atEnd) log.scrollTop = log.scrollHeight;
         }
         if (choice.finish_reason) reply.reason = choice.finish_reason;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -115,6 +116,32 @@ def test_numbers_move_and_the_chat_streams(shared, stream, open_page) -> None:
         f"{shared.url}/dashboard/data",
         f"{shared.url}/v1/chat/completions",
     }
+
+
+def test_whatever_the_model_says_is_text(shared, open_page) -> None:
+    deltas = [
+        {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]},
+        {"choices": [{"index": 0, "delta": {"reasoning_content": "<i>hm</i>"}}]},
+        {"choices": [{"index": 0, "delta": {"content": "<img src=x "}}]},
+        {"choices": [{"index": 0, "delta": {"content": "onerror=alert(1)> 😀"}}]},
+        {"error": {"message": "it <b>broke</b>"}},
+    ]
+    page = open_page(shared.url)
+    page.page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(
+            content_type="text/event-stream",
+            body="".join(f"data: {json.dumps(event)}\n\n" for event in deltas),
+        ),
+    )
+    page.page.fill("#prompt", "hello")
+    page.page.keyboard.press("Enter")
+    page.wait("document.querySelector('.message.error') !== null")
+    assert page.text(".message.assistant .text") == "<img src=x onerror=alert(1)> 😀"
+    assert page.text(".message .thinking") == "<i>hm</i>"
+    assert page.text(".message.error .text") == "it <b>broke</b>"
+    assert page.page.query_selector(".log img, .log b, .log i") is None
+    assert page.errors == []
 
 
 def test_stopping_and_a_timeline(shared, open_page, tools) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -98,6 +99,16 @@ def test_messages_survive_the_wire() -> None:
     assert (sent.handle, sent.parent) == (globally(3, 7), globally(2, 7))
     with pytest.raises(TypeError):
         codec.encode(wire.Call(1, "f", [object()]))
+
+
+def test_nothing_can_be_unpickled(repository) -> None:
+    """Who can write to a socket can then at most send a message that is refused."""
+    unsafe = re.compile(
+        r"^\s*(import|from) (pickle|cPickle|dill|cloudpickle|marshal|shelve)\b", re.M
+    )
+    files = [f for top in ("core", "server", "plugins") for f in (repository / top).rglob("*.py")]
+    assert len(files) > 100
+    assert [str(file) for file in files if unsafe.search(file.read_text())] == []
 
 
 def test_no_secret_is_sent_to_the_engine() -> None:
