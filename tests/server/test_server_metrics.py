@@ -268,3 +268,12 @@ def test_a_section_goes_on_where_it_was():
     assert totals["server_load", ""] == [1]
     assert totals["time_to_first_token_seconds", ""][3] == 4  # at the bound is below it
     assert totals["time_to_first_token_seconds", ""][-1] == pytest.approx(0.08)
+
+
+def test_every_metric_is_in_the_docs(repository):
+    page = (repository / "docs" / "metrics.md").read_text()
+    names = re.findall(r"`([a-z0-9_]+)`", page)
+    for family in ENGINE + API:
+        shown = f"{family.name}_total" if family.kind == "counter" else family.name
+        assert shown in names, f"docs/metrics.md does not explain {shown}"
+        assert set(family.values) - {""} <= set(names)
