@@ -41,6 +41,7 @@ class InstantExecutor(Executor):
 
     name = "instant"
     Options = InstantOptions
+    computes = False
 
     def __init__(self, options: InstantOptions, context: ExecutorContext) -> None:
         self._options = options

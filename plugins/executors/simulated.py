@@ -72,6 +72,8 @@ class SimulatedExecutor(Executor):
     """num_steps, busy_s: what has been computed so far, in seconds of the clock. copied, swapped:
     tokens of KV that were copied. last: the newest step's shape."""
 
+    computes = False
+
     def __init__(self, options: SimulatedOptions, context: ExecutorContext) -> None:
         self.max_in_flight = options.in_flight
         config = context.engine_config

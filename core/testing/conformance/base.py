@@ -141,14 +141,15 @@ def run_suite(
     """Run every promise on a fresh instance. An exception of the implementation is a verdict too."""
     verdicts = []
     for name in promises(suite):
-        verdict = _run(suite, name)
+        verdict = run_promise(suite, name)
         verdicts.append(verdict)
         if progress is not None:
             progress(verdict)
     return verdicts
 
 
-def _run(suite: type[ConformanceSuite], name: str) -> Verdict:
+def run_promise(suite: type[ConformanceSuite], name: str) -> Verdict:
+    """Run one promise, by the name of its method."""
     method = getattr(suite, name)
     text = (method.__doc__ or name).strip().splitlines()[0]
     short = name.removeprefix("test_")

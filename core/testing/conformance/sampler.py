@@ -11,6 +11,7 @@ from octavo.core.contracts.sampler import Sampler, SamplerContext, SamplingBatch
 from octavo.core.messages import AdmittedRow
 from octavo.core.random import gumbel
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.testing.conformance import engine_run
 from octavo.core.testing.conformance.base import ConformanceSuite
 
 if TYPE_CHECKING:
@@ -210,6 +211,10 @@ class SamplerSuite(ConformanceSuite):
             )
             self._check_logprobs(result, logits, tokens, num)
 
+    def test_engine_gives_the_tokens_of_torch(self) -> None:
+        """A real engine gives the tokens that it gives with the reference sampler `torch`."""
+        engine_run.compare_engines(self, {}, {"sampler": {"backend": "torch"}})
+
     @staticmethod
     def _check_logprobs(
         result: Any, logits: NDArray[np.float32], tokens: NDArray[np.int64], num: int
@@ -243,5 +248,3 @@ class SamplerSuite(ConformanceSuite):
         seed = int(random.integers(0, 2**63)) * 2 + int(random.integers(2))
         return params, seed, int(random.integers(0, 2**17)), int(random.integers(4))
 
-
-__all__ = ["SamplerSuite", "make_batch", "reference"]

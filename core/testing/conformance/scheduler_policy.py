@@ -306,14 +306,16 @@ class SchedulerPolicySuite(ConformanceSuite):
                 run_situation(where, seed, policy=self._fresh(where.engine))
 
     def test_engine_nothing_starves_behind_a_stream(self) -> None:
-        """An early request ends although others keep coming, one each step."""
+        """A request that came when all seats were taken ends although others keep coming."""
         settings: dict[str, Any] = {"max_num_seqs": 2, "budget": 16, "num_blocks": 60}
         engine = make_fake_engine(policy=self._fresh(settings), **settings)
-        collector = Collector(engine)
-        engine.add(request(1, range(10, 40), 12, priority=2, ignore_eos=True))
+        collector, handle = Collector(engine), 1
         for step in range(1500):
-            if len(engine.scheduler.policy) < 4:
-                engine.add(request(2 + step, range(10, 14), 6, priority=0, user="other"))
+            if step == 3:
+                engine.add(request(1, range(10, 40), 12, priority=2, ignore_eos=True))
+            while len(engine.scheduler.policy) < 4:
+                handle += 1
+                engine.add(request(handle, range(10, 14), 6, priority=0, user="other"))
             collector.step()
             if 1 in collector.reasons:
                 return

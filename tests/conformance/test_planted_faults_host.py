@@ -1,0 +1,439 @@
+"""Faults planted into the built-in parts that run without a device: each is caught by its suite."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from octavo.core.contracts.executor import Ticket
+from octavo.core.contracts.kv_cache_manager import Match
+from octavo.core.contracts.observer import Observer
+from octavo.core.contracts.preemption_policy import PreemptionAction
+from octavo.core.contracts.provider import NoOptions
+from octavo.core.messages import StepResult
+from octavo.core.testing.conformance.base import run_promise
+from octavo.core.testing.conformance.eviction_policy import EvictionPolicySuite
+from octavo.core.testing.conformance.executor import ExecutorSuite
+from octavo.core.testing.conformance.kv_cache_manager import KVCacheManagerSuite
+from octavo.core.testing.conformance.observer import ObserverSuite
+from octavo.core.testing.conformance.preemption_policy import PreemptionPolicySuite
+from octavo.core.testing.conformance.scheduler_policy import SchedulerPolicySuite
+from octavo.plugins.eviction.lru import LruPolicy
+from octavo.plugins.executors.local import LocalExecutor
+from octavo.plugins.executors.threaded import ThreadedExecutor
+from octavo.plugins.kv_cache_managers.paged import PagedKVCacheManager
+from octavo.plugins.preemption.recompute import RecomputePolicy
+from octavo.plugins.preemption.swap import SwapPolicy
+from octavo.plugins.scheduler_policies.fcfs import FcfsPolicy
+
+FAULTS = []
+
+
+def planted(suite, promise):
+    """Register a class as a fault that breaks `promise` of `suite`."""
+
+    def add(cls):
+        made = type(
+            f"Suite{cls.__name__}",
+            (suite,),
+            {"make": lambda self, context: cls(NoOptions(), context)},
+        )
+        FAULTS.append(pytest.param(made, promise, id=f"{suite.kind}-{cls.__name__}"))
+        return cls
+
+    return add
+
+
+# ---- scheduler policies -------------------------------------------------------------------------
+
+
+@planted(SchedulerPolicySuite, "test_removed_requests_never_come_out")
+class ForgetsToRemove(FcfsPolicy):
+    def remove(self, handle):
+        return any(item.handle == handle for item in self.waiting())
+
+
+@planted(SchedulerPolicySuite, "test_everything_added_comes_out_exactly_once")
+class LosesEveryTenth(FcfsPolicy):
+    def add(self, request):
+        if request.handle % 10:
+            super().add(request)
+
+
+@planted(SchedulerPolicySuite, "test_peek_changes_nothing")
+class PeekTurnsTheQueue(FcfsPolicy):
+    def peek(self):
+        first = super().peek()
+        if first is not None:
+            super().remove(first.handle)
+            self._queue.add(1e9 + first.handle, first)
+        return first
+
+
+@planted(SchedulerPolicySuite, "test_victim_keys_are_one_number_a_row")
+class KeysOfTheWrongDtype(FcfsPolicy):
+    def victim_keys(self, view):
+        return view.arrival.astype(np.float32)
+
+
+@planted(SchedulerPolicySuite, "test_order_is_a_permutation")
+class OrderLeavesOneOut(FcfsPolicy):
+    def order(self, view):
+        order = np.argsort(view.arrival)
+        order[-1] = order[0]
+        return order
+
+
+@planted(SchedulerPolicySuite, "test_cap_is_a_count_a_row")
+class NegativeCap(FcfsPolicy):
+    def cap(self, view, want):
+        return want - 3
+
+
+@planted(SchedulerPolicySuite, "test_ten_thousand_waiting_cost_a_step_nothing")
+class PeekLooksAtAll(FcfsPolicy):
+    def peek(self):
+        return min(self.waiting(), key=lambda item: (item.arrival, item.handle), default=None)
+
+
+@planted(SchedulerPolicySuite, "test_answers_are_vectorised")
+class KeysByALoop(FcfsPolicy):
+    def victim_keys(self, view):
+        keys = np.zeros(len(view.slots))
+        for row in range(len(view.slots)):
+            keys[row] = view.arrival[row]
+        return keys
+
+
+@planted(SchedulerPolicySuite, "test_engine_nothing_starves_behind_a_stream")
+class StarvesTheLow(FcfsPolicy):
+    def key(self, request):
+        return request.priority * 1e12 + request.arrival
+
+
+@planted(SchedulerPolicySuite, "test_equal_histories_give_equal_answers")
+class Random(FcfsPolicy):
+    def victim_keys(self, view):
+        return np.random.random(len(view.slots))
+
+
+@planted(SchedulerPolicySuite, "test_engine_running_decodes_wait_at_most_one_chunk")
+class NewestFirst(FcfsPolicy):
+    def key(self, request):
+        return -request.arrival
+
+    def preempts(self, request, view):
+        row = int(view.arrival.argmin())
+        return int(view.slots[row]) if view.arrival[row] < request.arrival else None
+
+
+# ---- KV cache managers --------------------------------------------------------------------------
+
+
+@planted(KVCacheManagerSuite, "test_walks_in_a_roomy_pool")
+class LeaksOnRelease(PagedKVCacheManager):
+    def release(self, slot):
+        if self.num_slot_blocks[slot] > 3:
+            self.block_tables[:, slot] = 0
+            self.num_slot_blocks[slot] = 0
+        else:
+            super().release(slot)
+
+
+@planted(KVCacheManagerSuite, "test_walks_in_a_roomy_pool")
+class OneBlockShort(PagedKVCacheManager):
+    def extend(self, slots, totals):
+        return super().extend(slots, np.maximum(totals - 1, 1))
+
+
+@planted(KVCacheManagerSuite, "test_extra_keys_keep_requests_apart")
+class IgnoresSalt(PagedKVCacheManager):
+    def digest(self, token_ids, extra):
+        return super().digest(token_ids, ())
+
+
+@planted(KVCacheManagerSuite, "test_walks_in_a_tight_pool")
+class MatchesEverything(PagedKVCacheManager):
+    def lookup(self, digest, token_ids):
+        match = super().lookup(digest, token_ids)
+        return Match(match.num_tokens + 1, match.handle)
+
+
+@planted(KVCacheManagerSuite, "test_fits_says_what_can_ever_fit")
+class CountsTheNullBlock(PagedKVCacheManager):
+    def fits(self, total):
+        return None if super().fits(total - 4) is None else super().fits(total)
+
+
+@planted(KVCacheManagerSuite, "test_walks_in_a_roomy_pool")
+class TruncateKeepsBlocks(PagedKVCacheManager):
+    def truncate(self, slot, total):
+        pass
+
+
+@planted(KVCacheManagerSuite, "test_a_fresh_pool_is_empty")
+class TablesOfTheWrongDtype(PagedKVCacheManager):
+    def __init__(self, options, context):
+        super().__init__(options, context)
+        self.block_tables = self.block_tables.astype(np.int64)
+
+
+@planted(KVCacheManagerSuite, "test_walks_with_several_groups")
+class ForkWithoutCopy(PagedKVCacheManager):
+    def fork(self, parent, child, total):
+        copies = super().fork(parent, child, total)
+        return copies if copies is None else [copy for copy in copies if copy.group == 0]
+
+
+@planted(KVCacheManagerSuite, "test_a_decode_step_costs_by_borders_not_by_rows")
+class LoopsOverRows(PagedKVCacheManager):
+    def extend(self, slots, totals):
+        for slot in slots:
+            assert slot >= 0
+            assert totals is not None
+        return super().extend(slots, totals)
+
+
+@planted(KVCacheManagerSuite, "test_nothing_is_found_before_it_was_committed")
+class PublishesTooEarly(PagedKVCacheManager):
+    def admit(self, slot, digest, match, total):
+        copies = super().admit(slot, digest, match, total)
+        if copies is not None:
+            tokens = np.tile(np.arange(1, 41, dtype=np.int32), (8, 1))
+            super().commit(np.asarray([slot], np.intp), np.asarray([total], np.int64), tokens)
+        return copies
+
+
+@planted(KVCacheManagerSuite, "test_engine_gives_every_request_its_own_tokens")
+class HandsOutUsedBlocks(PagedKVCacheManager):
+    def release(self, slot):
+        super().release(slot)
+        others = [s for s in np.flatnonzero(self.num_slot_blocks) if s != slot]
+        if others and self.num_slot_blocks[others[0]] > 4:
+            self.block_tables[0, others[0], 0] = self.block_tables[0, others[0], 1]
+
+
+# ---- eviction policies --------------------------------------------------------------------------
+
+
+@planted(EvictionPolicySuite, "test_a_reused_block_is_safe")
+class IgnoresReuse(LruPolicy):
+    def reuse(self, blocks):
+        pass
+
+
+@planted(EvictionPolicySuite, "test_a_block_goes_before_the_one_it_continues")
+class HeadsFirst(LruPolicy):
+    def retire(self, blocks):
+        super().retire(list(blocks)[::-1])
+
+
+@planted(EvictionPolicySuite, "test_each_block_is_evictable_or_not")
+class EvictsOneTooFew(LruPolicy):
+    def evict(self, count):
+        return super().evict(count)[: max(1, count - 1)]
+
+
+@planted(EvictionPolicySuite, "test_each_block_is_evictable_or_not")
+class CountsWrong(LruPolicy):
+    def __len__(self):
+        return min(super().__len__(), 3)
+
+
+@planted(EvictionPolicySuite, "test_moves_cost_the_same_in_a_large_pool")
+class SortsEveryTime(LruPolicy):
+    def evict(self, count):
+        for _ in self.blocks():
+            pass
+        return super().evict(count)
+
+
+@planted(EvictionPolicySuite, "test_equal_histories_give_equal_evictions")
+class ShufflesVictims(LruPolicy):
+    def evict(self, count):
+        return np.random.permutation(super().evict(count)).tolist()
+
+
+# ---- preemption policies ------------------------------------------------------------------------
+
+
+@planted(PreemptionPolicySuite, "test_swaps_is_true_to_its_word")
+class SwapsSecretly(SwapPolicy):
+    swaps = False
+
+
+@planted(PreemptionPolicySuite, "test_every_victim_gets_an_action")
+class AnswersWithText(RecomputePolicy):
+    def decide(self, victim):
+        return "recompute"
+
+
+@planted(PreemptionPolicySuite, "test_deciding_is_not_learning")
+class TakesTurns(SwapPolicy):
+    turn = 0
+
+    def decide(self, victim):
+        self.turn += 1
+        return (PreemptionAction.SWAP, PreemptionAction.RECOMPUTE)[self.turn % 2]
+
+
+@planted(PreemptionPolicySuite, "test_odd_costs_are_taken")
+class DividesByZero(RecomputePolicy):
+    def observe(self, cost):
+        self.rate = cost.num_prefill / cost.compute_s
+
+
+@planted(PreemptionPolicySuite, "test_memory_does_not_grow_with_steps")
+class RemembersEverything(RecomputePolicy):
+    def __init__(self, options, context):
+        super().__init__(options, context)
+        self.seen = []
+
+    def observe(self, cost):
+        self.seen.append(cost)
+
+    def decide(self, victim):
+        for cost in self.seen:
+            assert cost is not None
+        return super().decide(victim)
+
+
+@planted(PreemptionPolicySuite, "test_reasons_are_text")
+class NoReason(RecomputePolicy):
+    def reason(self):
+        return None
+
+
+# ---- observers ----------------------------------------------------------------------------------
+
+
+class Quiet(Observer):
+    def __init__(self, options, context):
+        self.steps = []
+
+    def on_step(self, record):
+        pass
+
+
+@planted(ObserverSuite, "test_it_sees_something")
+class SeesNothing(Observer):
+    def __init__(self, options, context):
+        pass
+
+
+@planted(ObserverSuite, "test_every_end_is_taken")
+class NeedsFirstToken(Quiet):
+    def on_request(self, record):
+        assert record.first_token - record.arrival >= 0
+
+
+@planted(ObserverSuite, "test_every_step_is_taken")
+class DividesByTokens(Quiet):
+    def on_step(self, record):
+        self.rate = record.forward_s / record.num_tokens
+
+
+@planted(ObserverSuite, "test_events_cost_the_same_however_many_came")
+class SumsAllSteps(Quiet):
+    def on_step(self, record):
+        self.steps.append(record.forward_s)
+        for seconds in self.steps:
+            assert seconds >= 0
+
+
+@planted(ObserverSuite, "test_two_of_them_do_not_disturb_each_other")
+class OneOnly(Quiet):
+    alive = 0
+
+    def __init__(self, options, context):
+        super().__init__(options, context)
+        type(self).alive += 1
+        assert type(self).alive == 1, "there is one already"
+
+    def close(self):
+        type(self).alive -= 1
+
+
+@planted(ObserverSuite, "test_it_can_be_closed_at_any_time")
+class ClosesWhatItNeverOpened(Quiet):
+    def close(self):
+        self.file.close()
+
+
+# ---- executors ----------------------------------------------------------------------------------
+
+
+@planted(ExecutorSuite, "test_it_says_how_many_steps_may_run")
+class NoneInFlight(LocalExecutor):
+    max_in_flight = 0
+
+
+@planted(ExecutorSuite, "test_masks_reach_the_step_they_are_for")
+class DropsMasks(LocalExecutor):
+    def sample(self, ticket, masks):
+        super().sample(ticket, None)
+
+
+@planted(ExecutorSuite, "test_requests_get_their_own_tokens")
+class RepeatsAResult(LocalExecutor):
+    kept = None
+
+    def collect(self, ticket):
+        result = super().collect(ticket)
+        if self.kept is not None and ticket % 5 == 4 and len(self.kept) == len(result.token_ids):
+            return StepResult(step=result.step, token_ids=self.kept)
+        self.kept = result.token_ids
+        return result
+
+
+@planted(ExecutorSuite, "test_results_may_be_kept")
+class ReusesItsBuffer(LocalExecutor):
+    buffer = np.zeros((8, 1), np.int32)
+
+    def collect(self, ticket):
+        result = super().collect(ticket)
+        view = self.buffer[: len(result.token_ids)]
+        view[:] = result.token_ids
+        return StepResult(step=result.step, token_ids=view)
+
+
+@planted(ExecutorSuite, "test_an_error_of_the_worker_reaches_the_engine")
+class SwallowsErrors(LocalExecutor):
+    def submit(self, plan):
+        try:
+            return super().submit(plan)
+        except ZeroDivisionError:
+            return Ticket(plan.step)
+
+    def collect(self, ticket):
+        try:
+            return super().collect(ticket)
+        except Exception:
+            return StepResult(step=ticket, token_ids=np.zeros((1, 1), np.int32))
+
+    def sample(self, ticket, masks):
+        try:
+            super().sample(ticket, masks)
+        except Exception:
+            return
+
+
+@planted(ExecutorSuite, "test_close_after_nothing")
+class LeavesItsThread(ThreadedExecutor):
+    def close(self):
+        self.late = time.monotonic()
+
+
+@planted(ExecutorSuite, "test_start_reports_what_the_worker_reports")
+class StartsNothing(LocalExecutor):
+    def start(self):
+        super().start()
+
+
+@pytest.mark.parametrize(("suite", "promise"), FAULTS)
+def test_the_fault_is_caught(suite, promise):
+    verdict = run_promise(suite, promise)
+    assert verdict.outcome == "broken", f"{promise} did not notice"
+    assert verdict.message
