@@ -101,12 +101,11 @@ def _parser() -> argparse.ArgumentParser:
         "answer a file of requests in the format of OpenAI's batches",
         "octavo.server.run_batch",
     )
-    _command(
+    _module(
         commands,
         "plugins",
-        "list every registered implementation, and whether it can be used here",
-        plugins,
-        _plugins_arguments,
+        "list every registered implementation; show, check or begin one",
+        "octavo.server.cli_plugins",
     )
     config = commands.add_parser("config", help="show, check or describe a configuration")
     parts = config.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -181,28 +180,6 @@ def serve(args: argparse.Namespace) -> int:
     from octavo.server.serve import run
 
     return run(config, registry) or 0
-
-
-# ---- plugins ------------------------------------------------------------------------------------
-
-
-def _plugins_arguments(parser: argparse.ArgumentParser) -> None:
-    add_config_sources(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-
-
-def plugins(args: argparse.Namespace) -> int:
-    """`octavo plugins`."""
-    import json
-
-    from octavo.core.device import detect_platform
-    from octavo.server.plugin_table import plugin_report, table
-
-    config, registry = config_from_args(args)
-    platform, _ = detect_platform(config.executor.device)
-    report = plugin_report(registry, platform)
-    print(json.dumps(report, indent=2) if args.json else "\n".join(table(report)))
-    return 0
 
 
 # ---- config -------------------------------------------------------------------------------------

@@ -73,10 +73,10 @@ class AttentionCase:
         make: Callable[[AttentionBackendContext], AttentionBackend],
         layout: KVLayout,
         spec: AttentionSpec,
-        block_size: int,
         rows: Rows,
-        seed: int,
         *,
+        block_size: int = 16,
+        seed: int = 0,
         dtype: torch.dtype = torch.float32,
         kv_dtype: torch.dtype | None = None,
     ) -> None:

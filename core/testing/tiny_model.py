@@ -1,4 +1,4 @@
-"""A model made on the spot: a random Llama of two layers with a byte tokenizer, and engines of it."""
+"""A model made on the spot: a random Llama of two layers with a byte tokenizer; its engines."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from octavo.core.testing.conformance.attention_backend import AttentionBackendSuite
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.testing.conformance.attention_backend import AttentionBackendSuite
 from octavo.core.testing.conformance.base import registry
 from octavo.core.testing.conformance.graph_runner import GraphRunnerSuite
 from octavo.core.testing.conformance.logits_processor import LogitsProcessorSuite
@@ -63,7 +63,7 @@ class TestBias(LogitsProcessorSuite):
     entry = entry("logits_processor", "bias")
     params = (
         SamplingParams(logit_bias={3: 5.0, 60: -100.0}),
-        SamplingParams(logit_bias={t: 2.5 for t in range(40)}),
+        SamplingParams(logit_bias=dict.fromkeys(range(40), 2.5)),
     )
     plain = SamplingParams()
 

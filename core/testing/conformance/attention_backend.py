@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from octavo.core.contracts import Platform
@@ -21,9 +22,7 @@ DIMS = ("kv", "block", "token", "head", "dim")
 MIXED = [(9, 1), (0, 1), (30, 1), (5, 6), (0, 13), (3, 2)]
 
 
-def spec(
-    heads: int = 4, kv_heads: int = 2, size: int = 64, **more: Any
-) -> AttentionSpec:
+def spec(heads: int = 4, kv_heads: int = 2, size: int = 64, **more: Any) -> AttentionSpec:
     """A layer with the usual scale."""
     more.setdefault("value_head_size", size)
     return AttentionSpec(
@@ -90,7 +89,9 @@ class AttentionBackendSuite(ConformanceSuite):
 
         sizes = layout.block_sizes
         block_size = more.pop("block_size", 16 if not sizes or 16 in sizes else min(sizes))
-        return AttentionCase(self.make, layout, item, block_size, rows, seed, **more)
+        return AttentionCase(
+            self.make, layout, item, rows, block_size=block_size, seed=seed, **more
+        )
 
     # ---- what it says -----------------------------------------------------------------------
 
@@ -169,7 +170,7 @@ class AttentionBackendSuite(ConformanceSuite):
         import torch
 
         borders = [0, 1, 2, 15, 16, 30, 37]
-        parts = [case.step([(0, a, b)]) for a, b in zip(borders, borders[1:], strict=False)]
+        parts = [case.step([(0, a, b)]) for a, b in pairwise(borders)]
         error = float((torch.cat(parts) - whole).abs().max())
         assert error <= self.tolerance * 10, f"chunks differ by {error:.3g} from the whole"
 
@@ -202,7 +203,7 @@ class AttentionBackendSuite(ConformanceSuite):
             got = case.step(parts)
             if expected is not None:
                 error = float((got - expected).abs().max())
-                assert error <= self.tolerance * 10, f"after other batches it differs by {error:.3g}"
+                assert error <= self.tolerance * 10, f"after others it differs by {error:.3g}"
 
     def test_neighbours_do_not_leak(self) -> None:
         """A row whose values are NaN spoils no other row."""

@@ -5,8 +5,8 @@ A package that offers an implementation subclasses the suite of its kind in its 
     class TestMyPolicy(SchedulerPolicySuite):
         provider = PROVIDERS[0]
 
-pytest collects it. `octavo plugins check` runs the same methods without pytest, through `run_suite`.
-So the methods take no fixtures, and the first line of their docstring is the promise in words.
+pytest collects it. `octavo plugins check` runs the same methods without pytest, by `run_suite`. So
+the methods take no fixtures, and the first line of their docstring is the promise in words.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class ConformanceSuite:
     """Base of the suites.
 
     provider: what is tested, as the package registers it. options: for its options model, as a
-    configuration would give them. entry: instead of a provider, what a registry found. Override `make` instead to build the implementation yourself.
+    configuration would give them. entry: instead of a provider, what a registry found. Override
+    `make` instead to build the implementation yourself.
     """
 
     kind: ClassVar[str]
@@ -95,7 +96,7 @@ class ConformanceSuite:
         """Every option has a description, and an unknown one is refused."""
         self._needs_provider()
         model = options_model(self.registered())
-        assert issubclass(model, Options), f"{model.__name__} does not inherit from octavo's Options"
+        assert issubclass(model, Options), f"{model.__name__} does not inherit from Options"
         undescribed = [name for name, field in model.model_fields.items() if not field.description]
         assert not undescribed, f"options without a description: {', '.join(undescribed)}"
         assert model.model_config.get("extra") == "forbid", (
@@ -138,7 +139,7 @@ def promises(suite: type[ConformanceSuite]) -> list[str]:
 def run_suite(
     suite: type[ConformanceSuite], progress: Callable[[Verdict], None] | None = None
 ) -> list[Verdict]:
-    """Run every promise on a fresh instance. An exception of the implementation is a verdict too."""
+    """Run every promise on a fresh instance. Any exception of the implementation is a verdict."""
     verdicts = []
     for name in promises(suite):
         verdict = run_promise(suite, name)

@@ -32,7 +32,7 @@ class EvictionPolicySuite(ConformanceSuite):
         assert policy.evict(0) == [], "evicting none must give an empty list"
 
     def test_each_block_is_evictable_or_not(self) -> None:
-        """Whatever happens, exactly the retired blocks that were not reused can be evicted, once."""
+        """Whatever happens, exactly the retired blocks that were not reused can be evicted."""
         for seed in range(12):
             self._walk(np.random.default_rng(seed), self.policy(), 120)
 
@@ -76,9 +76,7 @@ class EvictionPolicySuite(ConformanceSuite):
 
     def test_equal_histories_give_equal_evictions(self) -> None:
         """Two policies that saw the same evict the same blocks in the same order."""
-        first, second = (
-            self._walk(np.random.default_rng(5), self.policy(), 150) for _ in range(2)
-        )
+        first, second = (self._walk(np.random.default_rng(5), self.policy(), 150) for _ in range(2))
         assert first == second, f"evicted {first}, then {second}"
 
     def test_a_block_goes_before_the_one_it_continues(self) -> None:

@@ -139,7 +139,8 @@ class ExecutorSuite(ConformanceSuite):
                 executor.collect(ticket)
         except Exception as error:
             chain = f"{error} {error.__cause__!r} {error.__context__!r}"
-            assert "planted" in chain, f"the worker's own message is lost: {error!r}"
+            if "planted" not in chain:
+                raise AssertionError(f"the worker's own message is lost: {error!r}") from error
         else:
             raise AssertionError("the worker failed and nobody said so")
         finally:

@@ -117,7 +117,8 @@ class GraphRunnerSuite(ConformanceSuite):
             try:
                 runner.forward(tokens, tokens, 0)
             except Exception as error:
-                assert "planted" in str(error), f"the error is hidden behind {error!r}"
+                if "planted" not in str(error):
+                    raise AssertionError(f"the error is hidden behind {error!r}") from error
             else:
                 raise NotApplicable("it runs what it recorded, not the function")
             fail[0] = False

@@ -50,9 +50,7 @@ class KVCacheManagerSuite(ConformanceSuite):
         cache = context.pop("cache", 0) if "host_cache" in uses else 0
         context.pop("swap", 0)
         context.pop("cache", 0)
-        kv = self.manager(
-            num_blocks, num_swap_blocks=swap, num_host_cache_blocks=cache, **context
-        )
+        kv = self.manager(num_blocks, num_swap_blocks=swap, num_host_cache_blocks=cache, **context)
         return KVWalk(kv, num_blocks, swap + cache, context.get("num_groups", 1), seed)
 
     # ---- what a fresh one is ----------------------------------------------------------------
@@ -189,9 +187,7 @@ class KVCacheManagerSuite(ConformanceSuite):
         """extend for rows that stay inside their blocks executes no Python a row."""
         cost = {}
         for rows in (16, 256):
-            kv = self.manager(
-                4 * rows + 1, max_num_seqs=rows, block_size=16, max_model_len=64
-            )
+            kv = self.manager(4 * rows + 1, max_num_seqs=rows, block_size=16, max_model_len=64)
             for slot in range(rows):
                 prompt = np.full(3, slot % 90, np.int32)
                 digest = kv.digest(prompt, [])

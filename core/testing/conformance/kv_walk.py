@@ -62,9 +62,7 @@ class KVWalk:
         salt = [b"salt"] if self.random.random() < 0.25 else []
         self.admit_prompt(slot, prompt, salt)
 
-    def admit_prompt(
-        self, slot: int, prompt: NDArray[np.int32], salt: list[bytes]
-    ) -> int | None:
+    def admit_prompt(self, slot: int, prompt: NDArray[np.int32], salt: list[bytes]) -> int | None:
         """Admit and compute a prompt; tokens found, or None when it did not fit."""
         digest = self.kv.digest(prompt, salt)
         match = self.kv.lookup(digest, prompt)
@@ -265,8 +263,9 @@ class KVWalk:
         for slot, length in self.lengths.items():
             for group in range(self.groups):
                 read = self.pool[group, self._table(slot)[group]].reshape(-1)[:length]
-                assert (read == self.tokens[slot, :length]).all(), (
-                    f"slot {slot}: reads {read.tolist()}, wrote {self.tokens[slot, :length].tolist()}"
+                wrote = self.tokens[slot, :length]
+                assert (read == wrote).all(), (
+                    f"slot {slot}: reads {read.tolist()}, wrote {wrote.tolist()}"
                 )
 
     def _table(self, slot: int) -> NDArray[np.int32]:

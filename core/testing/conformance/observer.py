@@ -111,7 +111,7 @@ class ObserverSuite(ConformanceSuite):
             request_record(3, first_token=None, num_output=0, finish_reason="error"),
             request_record(4, finish_reason="length", num_preemptions=3, num_cached=16),
             request_record(4, finished=1.0, admitted=1.0, first_token=1.0),
-            request_record(5, request_id="ü \n\"quoted\" <b>"),
+            request_record(5, request_id='ü \n"quoted" <b>'),
         ):
             observer.on_request(record)
         observer.close()

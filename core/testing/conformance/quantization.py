@@ -143,7 +143,8 @@ class QuantizationSuite(ConformanceSuite):
         try:
             call()
         except WeightError as error:
-            assert name in str(error), f"{what}: the message does not name the layer: {error}"
+            if name not in str(error):
+                raise AssertionError(f"{what}: the message does not name it: {error}") from error
         else:
             raise AssertionError(f"{what} was accepted")
 

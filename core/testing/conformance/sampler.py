@@ -15,7 +15,7 @@ from octavo.core.testing.conformance import engine_run
 from octavo.core.testing.conformance.base import ConformanceSuite
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 ROWS = 24
 Draw = tuple[SamplingParams, int, int, int]
@@ -112,7 +112,7 @@ class SamplerSuite(ConformanceSuite):
         got = self.draw(logits, draws)
         for row, draw in enumerate(draws):
             wanted = reference(logits[row], draw)
-            assert got[row] == wanted, f"row {row} of {len(draws)}: {got[row]}, not {wanted}: {draw}"
+            assert got[row] == wanted, f"row {row}: {got[row]}, not {wanted}: {draw}"
 
     # ---- tokens -----------------------------------------------------------------------------
 
@@ -228,12 +228,12 @@ class SamplerSuite(ConformanceSuite):
         assert result.token_ids.dtype == torch.int64, f"token ids are {result.token_ids.dtype}"
         assert result.values.dtype == torch.float32, f"values are {result.values.dtype}"
         for row in range(rows):
-            order = sorted(range(logits.shape[1]), key=lambda t: (-logits[row, t], t))  # noqa: B023
+            order = sorted(range(logits.shape[1]), key=lambda t: (-logits[row, t], t))
             wanted = [int(tokens[row]), *order[:num]]
             got = result.token_ids[row].tolist()
             assert got == wanted, f"row {row}: tokens {got}, expected {wanted}"
             rank = 1 + order.index(int(tokens[row]))
-            assert int(result.ranks[row]) == rank, f"row {row}: rank {result.ranks[row]}, not {rank}"
+            assert int(result.ranks[row]) == rank, f"row {row}: rank is not {rank}"
             error = np.abs(result.values[row].numpy() - exact[row, wanted]).max()
             assert error < 1e-4, f"row {row}: logprobs differ by {error:.3g}"
 
@@ -247,4 +247,3 @@ class SamplerSuite(ConformanceSuite):
         )
         seed = int(random.integers(0, 2**63)) * 2 + int(random.integers(2))
         return params, seed, int(random.integers(0, 2**17)), int(random.integers(4))
-

@@ -91,7 +91,8 @@ class TokenizerSuite(ConformanceSuite):
                 assert tokenizer.decode(mixed) == "ab", f"special token {special} is not hidden"
                 shown = tokenizer.decode(mixed, skip_special_tokens=False)
                 name = tokenizer.token_bytes(special).decode()
-                assert name and name in shown, f"special token {special} is not shown: {shown!r}"
+                assert name, f"special token {special} has no text"
+                assert name in shown, f"special token {special} is not shown: {shown!r}"
 
     def test_broken_utf8_becomes_replacement_characters(self) -> None:
         """A token that is part of a character decodes to U+FFFD and never raises."""

@@ -119,7 +119,8 @@ class WeightSourceSuite(ConformanceSuite):
             try:
                 self.source(folder, missing).config()
             except ModelError as error:
-                assert missing.rsplit("/", 1)[-1] in str(error), f"it does not say what: {error}"
+                if missing.rsplit("/", 1)[-1] not in str(error):
+                    raise AssertionError(f"it does not say what: {error}") from error
             else:
                 raise AssertionError(f"'{missing}' was accepted")
 

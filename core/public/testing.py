@@ -1,0 +1,104 @@
+"""Octavo's conformance suites and test helpers, for packages that offer implementations.
+
+    from octavo.testing import SchedulerPolicySuite
+
+    class TestMyPolicy(SchedulerPolicySuite):
+        provider = PROVIDERS[0]
+
+Everything is imported lazily. docs/conformance.md describes each suite and the pytest fixtures.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+_CONFORMANCE = "octavo.core.testing.conformance"
+
+_WHERE = {
+    "AttentionBackendSuite": f"{_CONFORMANCE}.attention_backend",
+    "EvictionPolicySuite": f"{_CONFORMANCE}.eviction_policy",
+    "ExecutorSuite": f"{_CONFORMANCE}.executor",
+    "GraphRunnerSuite": f"{_CONFORMANCE}.graph_runner",
+    "KVCacheManagerSuite": f"{_CONFORMANCE}.kv_cache_manager",
+    "LogitsProcessorSuite": f"{_CONFORMANCE}.logits_processor",
+    "ModelSuite": f"{_CONFORMANCE}.model",
+    "ObserverSuite": f"{_CONFORMANCE}.observer",
+    "PreemptionPolicySuite": f"{_CONFORMANCE}.preemption_policy",
+    "QuantizationSuite": f"{_CONFORMANCE}.quantization",
+    "SamplerSuite": f"{_CONFORMANCE}.sampler",
+    "SchedulerPolicySuite": f"{_CONFORMANCE}.scheduler_policy",
+    "TokenizerSuite": f"{_CONFORMANCE}.tokenizer",
+    "WeightSourceSuite": f"{_CONFORMANCE}.weight_source",
+    "ConformanceSuite": f"{_CONFORMANCE}.base",
+    "NotApplicable": f"{_CONFORMANCE}.base",
+    "Verdict": f"{_CONFORMANCE}.base",
+    "run_suite": f"{_CONFORMANCE}.base",
+    "suite_of": _CONFORMANCE,
+    "StepLog": "octavo.core.testing.step_log",
+    "make_fake_engine": "octavo.core.testing.fake_engine",
+    "write_tiny_model": "octavo.core.testing.tiny_model",
+}
+
+__all__ = [
+    "AttentionBackendSuite",
+    "ConformanceSuite",
+    "EvictionPolicySuite",
+    "ExecutorSuite",
+    "GraphRunnerSuite",
+    "KVCacheManagerSuite",
+    "LogitsProcessorSuite",
+    "ModelSuite",
+    "NotApplicable",
+    "ObserverSuite",
+    "PreemptionPolicySuite",
+    "QuantizationSuite",
+    "SamplerSuite",
+    "SchedulerPolicySuite",
+    "StepLog",
+    "TokenizerSuite",
+    "Verdict",
+    "WeightSourceSuite",
+    "make_fake_engine",
+    "run_suite",
+    "suite_of",
+    "write_tiny_model",
+]
+
+if TYPE_CHECKING:
+    from octavo.core.testing.conformance import suite_of
+    from octavo.core.testing.conformance.attention_backend import AttentionBackendSuite
+    from octavo.core.testing.conformance.base import (
+        ConformanceSuite,
+        NotApplicable,
+        Verdict,
+        run_suite,
+    )
+    from octavo.core.testing.conformance.eviction_policy import EvictionPolicySuite
+    from octavo.core.testing.conformance.executor import ExecutorSuite
+    from octavo.core.testing.conformance.graph_runner import GraphRunnerSuite
+    from octavo.core.testing.conformance.kv_cache_manager import KVCacheManagerSuite
+    from octavo.core.testing.conformance.logits_processor import LogitsProcessorSuite
+    from octavo.core.testing.conformance.model import ModelSuite
+    from octavo.core.testing.conformance.observer import ObserverSuite
+    from octavo.core.testing.conformance.preemption_policy import PreemptionPolicySuite
+    from octavo.core.testing.conformance.quantization import QuantizationSuite
+    from octavo.core.testing.conformance.sampler import SamplerSuite
+    from octavo.core.testing.conformance.scheduler_policy import SchedulerPolicySuite
+    from octavo.core.testing.conformance.tokenizer import TokenizerSuite
+    from octavo.core.testing.conformance.weight_source import WeightSourceSuite
+    from octavo.core.testing.fake_engine import make_fake_engine
+    from octavo.core.testing.step_log import StepLog
+    from octavo.core.testing.tiny_model import write_tiny_model
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'octavo.testing' has no attribute '{name}'")
+    value = getattr(importlib.import_module(_WHERE[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
