@@ -19,6 +19,7 @@ _WHERE = {
     "AttentionBackendSuite": f"{_CONFORMANCE}.attention_backend",
     "EvictionPolicySuite": f"{_CONFORMANCE}.eviction_policy",
     "ExecutorSuite": f"{_CONFORMANCE}.executor",
+    "GrammarEngineSuite": f"{_CONFORMANCE}.grammar_engine",
     "GraphRunnerSuite": f"{_CONFORMANCE}.graph_runner",
     "KVCacheManagerSuite": f"{_CONFORMANCE}.kv_cache_manager",
     "LogitsProcessorSuite": f"{_CONFORMANCE}.logits_processor",
@@ -26,6 +27,7 @@ _WHERE = {
     "ObserverSuite": f"{_CONFORMANCE}.observer",
     "PreemptionPolicySuite": f"{_CONFORMANCE}.preemption_policy",
     "QuantizationSuite": f"{_CONFORMANCE}.quantization",
+    "RouteSuite": f"{_CONFORMANCE}.route",
     "SamplerSuite": f"{_CONFORMANCE}.sampler",
     "SchedulerPolicySuite": f"{_CONFORMANCE}.scheduler_policy",
     "TokenizerSuite": f"{_CONFORMANCE}.tokenizer",
@@ -45,6 +47,7 @@ __all__ = [
     "ConformanceSuite",
     "EvictionPolicySuite",
     "ExecutorSuite",
+    "GrammarEngineSuite",
     "GraphRunnerSuite",
     "KVCacheManagerSuite",
     "LogitsProcessorSuite",
@@ -53,6 +56,7 @@ __all__ = [
     "ObserverSuite",
     "PreemptionPolicySuite",
     "QuantizationSuite",
+    "RouteSuite",
     "SamplerSuite",
     "SchedulerPolicySuite",
     "StepLog",
@@ -76,6 +80,7 @@ if TYPE_CHECKING:
     )
     from octavo.core.testing.conformance.eviction_policy import EvictionPolicySuite
     from octavo.core.testing.conformance.executor import ExecutorSuite
+    from octavo.core.testing.conformance.grammar_engine import GrammarEngineSuite
     from octavo.core.testing.conformance.graph_runner import GraphRunnerSuite
     from octavo.core.testing.conformance.kv_cache_manager import KVCacheManagerSuite
     from octavo.core.testing.conformance.logits_processor import LogitsProcessorSuite
@@ -83,6 +88,7 @@ if TYPE_CHECKING:
     from octavo.core.testing.conformance.observer import ObserverSuite
     from octavo.core.testing.conformance.preemption_policy import PreemptionPolicySuite
     from octavo.core.testing.conformance.quantization import QuantizationSuite
+    from octavo.core.testing.conformance.route import RouteSuite
     from octavo.core.testing.conformance.sampler import SamplerSuite
     from octavo.core.testing.conformance.scheduler_policy import SchedulerPolicySuite
     from octavo.core.testing.conformance.tokenizer import TokenizerSuite

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution, entry_points
 from typing import Any
 
@@ -12,6 +13,7 @@ from octavo.core.availability import availability
 from octavo.core.contracts import KINDS, ProbeContext
 from octavo.core.errors import PluginError, nearest
 from octavo.core.plugin_loading import Registered, normalized
+from octavo.core.plugin_options import options_model
 from octavo.core.registry import Registry
 from octavo.core.testing.conformance import SUITES, suite_of
 from octavo.core.testing.conformance.base import ConformanceSuite, Verdict, run_suite
@@ -49,15 +51,14 @@ def check_distribution(
     own = dict(_own_suites(name))
     found = []
     for entry in entries:
-        suite = own.get((entry.kind, entry.name)) or _default_suite(entry)
-        if suite is None:
-            found.append(Checked(entry, "", skipped=f"there is no suite for {entry.kind}"))
+        suite = own.get((entry.kind, entry.name))
+        skipped = _unavailable(entry, context or ProbeContext())
+        if suite is None and not skipped:
+            suite, skipped = _default_suite(entry)
+        if suite is None or skipped:
+            found.append(Checked(entry, suite.__name__ if suite else "", skipped=skipped))
             continue
-        answer = availability(entry, context or ProbeContext())
-        if not answer:
-            found.append(Checked(entry, suite.__name__, skipped=answer.reason))
-            continue
-        tell = (lambda verdict, e=entry: progress(e, verdict)) if progress else None
+        tell = partial(progress, entry) if progress else None
         found.append(Checked(entry, suite.__name__, tuple(run_suite(suite, tell))))
     return found
 
@@ -102,12 +103,24 @@ def _own_suites(name: str) -> Iterator[tuple[tuple[str, str], type[ConformanceSu
                 distribution=name,
             ) from error
         for _, suite in inspect.getmembers(module, inspect.isclass):
-            if issubclass(suite, ConformanceSuite) and suite.provider is not None:
-                yield (suite.kind, suite.provider.name), suite
+            if not issubclass(suite, ConformanceSuite):
+                continue
+            provider = suite.entry.provider if suite.entry is not None else suite.provider
+            if provider is not None:
+                yield (suite.kind, provider.name), suite
 
 
-def _default_suite(entry: Registered) -> type[ConformanceSuite] | None:
+def _unavailable(entry: Registered, context: ProbeContext) -> str:
+    answer = availability(entry, context)
+    return "" if answer else answer.reason
+
+
+def _default_suite(entry: Registered) -> tuple[type[ConformanceSuite] | None, str]:
+    """The suite of the kind as it is, or why it cannot be run."""
     if entry.kind not in SUITES:
-        return None
+        return None, f"there is no suite for {entry.kind}"
+    needed = [n for n, field in options_model(entry).model_fields.items() if field.is_required()]
+    if needed:
+        return None, f"it needs options ({', '.join(needed)}), and the package brings no suite"
     attributes: dict[str, Any] = {"entry": entry}
-    return type(SUITES[entry.kind], (suite_of(entry.kind),), attributes)
+    return type(SUITES[entry.kind], (suite_of(entry.kind),), attributes), ""

@@ -107,6 +107,12 @@ RECIPES: dict[str, Recipe] = {
 """,
         "from octavo import SamplingParams\n",
     ),
+    "grammar_engine": Recipe(
+        "one of several texts",
+        "ExampleEngine",
+        "structured_outputs: {{engine: {name}}}",
+    ),
+    "route": Recipe("says what is served", "ExampleRoutes", "routes: [{name}]"),
     "observer": Recipe("counts tokens", "ExampleObserver", "observers: [{name}]"),
 }
 

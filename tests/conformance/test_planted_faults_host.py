@@ -6,20 +6,26 @@ import time
 
 import numpy as np
 import pytest
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route, WebSocketRoute
 
 from octavo.core.contracts.executor import Ticket
 from octavo.core.contracts.kv_cache_manager import Match
 from octavo.core.contracts.observer import Observer
 from octavo.core.contracts.preemption_policy import PreemptionAction
 from octavo.core.contracts.provider import NoOptions
+from octavo.core.contracts.route import RoutePlugin
 from octavo.core.messages import StepResult
 from octavo.core.testing.conformance.base import run_promise
 from octavo.core.testing.conformance.eviction_policy import EvictionPolicySuite
 from octavo.core.testing.conformance.executor import ExecutorSuite
+from octavo.core.testing.conformance.grammar_engine import GrammarEngineSuite
 from octavo.core.testing.conformance.kv_cache_manager import KVCacheManagerSuite
 from octavo.core.testing.conformance.observer import ObserverSuite
 from octavo.core.testing.conformance.preemption_policy import PreemptionPolicySuite
+from octavo.core.testing.conformance.route import RouteSuite
 from octavo.core.testing.conformance.scheduler_policy import SchedulerPolicySuite
+from octavo.core.testing.templates import grammar_engine
 from octavo.plugins.eviction.lru import LruPolicy
 from octavo.plugins.executors.local import LocalExecutor
 from octavo.plugins.executors.threaded import ThreadedExecutor
@@ -430,6 +436,135 @@ class LeavesItsThread(ThreadedExecutor):
 class StartsNothing(LocalExecutor):
     def start(self):
         super().start()
+
+
+# ---- grammar engines ----------------------------------------------------------------------------
+
+
+def planted_matcher(promise):
+    """A template engine whose matchers are of a class."""
+
+    def add(matcher):
+        class Grammar(grammar_engine.ExampleGrammar):
+            def matcher(self, end_token_ids):
+                return matcher(self, frozenset(end_token_ids), ())
+
+        class Engine(grammar_engine.ExampleEngine):
+            def load(self, data):
+                made = super().load(data)
+                return Grammar(made.texts, made.tokens)
+
+        Engine.__name__ = matcher.__name__
+        planted(GrammarEngineSuite, promise)(Engine)
+        return matcher
+
+    return add
+
+
+ExampleMatcher = grammar_engine.ExampleMatcher
+
+
+@planted_matcher("test_masks_allow_what_keeps_the_output_possible")
+class EndsAnywhere(ExampleMatcher):
+    def _allows(self, token, text):
+        return token in self._ends or super()._allows(token, text)
+
+
+@planted_matcher("test_masks_allow_what_keeps_the_output_possible")
+class AddsToTheMask(ExampleMatcher):
+    def fill(self, bitmask):
+        before = bitmask.copy()
+        super().fill(bitmask)
+        bitmask |= before
+
+
+@planted_matcher("test_rollback_undoes_accept")
+class TakesBackOneTooFew(ExampleMatcher):
+    def rollback(self, num_tokens):
+        super().rollback(max(1, num_tokens - 1))
+
+
+@planted_matcher("test_forks_go_their_own_way")
+class SharesWithForks(ExampleMatcher):
+    def fork(self):
+        made = super().fork()
+        made._taken = self._taken
+        return made
+
+
+@planted_matcher("test_nothing_follows_an_end_token")
+class GoesOnAfterTheEnd(ExampleMatcher):
+    def accept(self, token_id):
+        return token_id in self._ends or super().accept(token_id)
+
+
+@planted_matcher("test_accept_agrees_with_the_mask")
+class TakesAnything(ExampleMatcher):
+    def accept(self, token_id):
+        super().accept(token_id)
+        return True
+
+
+@planted(GrammarEngineSuite, "test_mistakes_are_the_callers")
+class RaisesItsOwn(grammar_engine.ExampleEngine):
+    def compile(self, spec):
+        return repr(spec.choice[0]).encode()
+
+
+# ---- route plugins ------------------------------------------------------------------------------
+
+
+class Routes(RoutePlugin):
+    def __init__(self, options, context):
+        self.context = context
+
+    def routes(self):
+        return [Route("/own", self.answer)]
+
+    async def answer(self, request):
+        """An answer."""
+        return PlainTextResponse("yes")
+
+
+@planted(RouteSuite, "test_the_engine_is_left_alone_at_first")
+class AsksTheEngine(Routes):
+    def __init__(self, options, context):
+        super().__init__(options, context)
+        self.tokenizer = getattr(context.engine, "tokenizer", None)
+
+
+@planted(RouteSuite, "test_paths_are_its_own")
+class TakesHealth(Routes):
+    def routes(self):
+        return [Route("/health", self.answer)]
+
+
+@planted(RouteSuite, "test_paths_are_its_own")
+class OffersTwice(Routes):
+    def routes(self):
+        return super().routes() * 2
+
+
+@planted(RouteSuite, "test_handlers_are_described")
+class SaysNothing(Routes):
+    def routes(self):
+        return [Route("/own", self.silent)]
+
+    async def silent(self, request):
+        return PlainTextResponse("yes")
+
+
+@planted(RouteSuite, "test_bare_requests_are_answered")
+class NeedsAQuery(Routes):
+    async def answer(self, request):
+        """Fails without `text`."""
+        return PlainTextResponse(request.query_params["text"])
+
+
+@planted(RouteSuite, "test_routes_are_routes")
+class OffersASocket(Routes):
+    def routes(self):
+        return [WebSocketRoute("/own", self.answer)]
 
 
 @pytest.mark.parametrize(("suite", "promise"), FAULTS)

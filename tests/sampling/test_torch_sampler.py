@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.sampler import SamplerContext, SamplingBatch
-from octavo.core.messages import AdmittedRow
 from octavo.core.random import gumbel
-from octavo.core.runner.sampling_state import SamplingState
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.testing.conformance.sampler import make_batch
 from octavo.plugins.samplers import noise, selection, torch_sampler
 from octavo.plugins.samplers.torch_sampler import TorchSampler
 
@@ -52,28 +51,6 @@ def naive(logits: np.ndarray, params: SamplingParams, seed: int, position: int, 
         order = [t for t in order if weights[t] >= params.min_p]
     score = {t: scaled[t] + gumbel(seed, position, index, t) for t in order}
     return min(score, key=lambda t: (-score[t], t)), close
-
-
-def make_batch(
-    vocab_size: int, rows: Sequence[tuple[SamplingParams, int, int, int]], device: str = "cpu"
-) -> SamplingBatch:
-    state = SamplingState(max(1, len(rows)), vocab_size, device)
-    for slot, (params, seed, _, index) in enumerate(rows):
-        state.attach(
-            AdmittedRow(
-                slot=slot,
-                handle=slot,
-                token_ids=np.array([0], np.int32),
-                num_prompt=1,
-                num_computed=0,
-                blocks=np.zeros((1, 1), np.int32),
-                sampling=params,
-                seed=seed,
-                index=index,
-            )
-        )
-    positions = np.array([position for _, _, position, _ in rows], np.int64)
-    return state.batch(np.arange(len(rows), dtype=np.intp), positions)
 
 
 def make_sampler(vocab_size: int) -> TorchSampler:

@@ -26,6 +26,8 @@ SUITES: dict[str, str] = {
     "quantization": "QuantizationSuite",
     "logits_processor": "LogitsProcessorSuite",
     "observer": "ObserverSuite",
+    "grammar_engine": "GrammarEngineSuite",
+    "route": "RouteSuite",
 }
 """The class of each kind; it lives in the module of this package that is called as the kind."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -94,8 +95,9 @@ class WeightSourceSuite(ConformanceSuite):
                 "source.config(), source.generation_config(), source.tokenizer_dir()\n"
                 "print('torch' in sys.modules)\n"
             )
+            env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
             done = subprocess.run(
-                [sys.executable, "-c", script], capture_output=True, text=True, check=False
+                [sys.executable, "-c", script], capture_output=True, text=True, env=env, check=False
             )
         assert done.returncode == 0, f"it cannot be used alone: {done.stderr[-300:]}"
         assert done.stdout.strip() == "False", "reading the configuration imports torch"

@@ -1,0 +1,30 @@
+"""The built-in implementations keep their contracts."""
+
+from __future__ import annotations
+
+from octavo.core.contracts import KINDS
+from octavo.core.testing import builtin_suites
+from octavo.core.testing.builtin_suites import *  # noqa: F403
+from octavo.core.testing.conformance.base import ConformanceSuite, registry
+
+ELSEWHERE = {
+    ("weight_source", "gguf"),  # tests/models: needs a file that only the demo model brings
+    ("weight_source", "package"),
+    ("weight_source", "hub"),
+}
+
+
+def test_every_built_in_implementation_is_checked():
+    suites = [item for item in vars(builtin_suites).values() if isinstance(item, type)]
+    checked = {
+        (suite.kind, suite.entry.name)
+        for suite in suites
+        if issubclass(suite, ConformanceSuite) and suite.entry is not None
+    }
+    known = {
+        (kind, entry.name)
+        for kind in KINDS
+        for entry in registry().entries(kind)
+        if entry.source.built_in
+    }
+    assert known - checked - ELSEWHERE == set()
