@@ -120,7 +120,8 @@ class AttentionCase:
             # As views of one tensor, which is how a model hands them over.
             sizes = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
             size = max(spec.head_size, spec.value_head_size)
-            q, k, v = torch.randn(sum(lengths), sum(sizes), size).to(dtype).split(sizes, dim=1)
+            made = torch.randn(sum(lengths), sum(sizes), size).to(dtype)
+            q, k, v = torch.split(made, sizes, dim=1)
             self.q.append(q[..., : spec.head_size])
             self.k.append(k[..., : spec.head_size])
             self.v.append(v[..., : spec.value_head_size])

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.core.contracts import NoOptions
-from octavo.core.contracts.sampler import SamplerContext, SamplingBatch
+from octavo.core.contracts.sampler import SamplerContext
 from octavo.core.random import gumbel
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.testing.conformance.sampler import make_batch

@@ -15,7 +15,7 @@ def synchronisations(call: Callable[[], Any]) -> set[str]:
 
     found: set[str] = set()
 
-    class Watch(TorchDispatchMode):
+    class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:

@@ -37,8 +37,8 @@ class EvictionPolicySuite(ConformanceSuite):
             self._walk(np.random.default_rng(seed), self.policy(), 120)
 
     def _walk(self, random: Any, policy: EvictionPolicy, moves: int) -> list[int]:
-        blank, used, evictable = set(range(1, BLOCKS)), set(), set()
-        order: list[int] = []
+        blank, order = set(range(1, BLOCKS)), list[int]()
+        used, evictable = set[int](), set[int]()
         for _ in range(moves):
             move = ("fill", "fill", "retire", "retire", "reuse", "evict")[random.integers(6)]
             if move == "fill" and blank:

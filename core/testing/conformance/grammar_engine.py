@@ -101,11 +101,11 @@ class GrammarEngineSuite(ConformanceSuite):
     def allowed(matcher: GrammarMatcher) -> set[int]:
         """Tokens of a mask that was full of ones and one that was full of zeros."""
         words = -(-len(TOKENS) // 32)
-        masks = [np.full(words, value, np.int32) for value in (-1, 0)]
-        for mask in masks:
-            matcher.fill(mask)
-        assert np.array_equal(*masks), "fill leaves words as they were"
-        bits = np.unpackbits(masks[0].view(np.uint8), bitorder="little")
+        ones, zeros = (np.full(words, value, np.int32) for value in (-1, 0))
+        matcher.fill(ones)
+        matcher.fill(zeros)
+        assert np.array_equal(ones, zeros), "fill leaves words as they were"
+        bits = np.unpackbits(ones.view(np.uint8), bitorder="little")
         assert not bits[len(TOKENS) :].any(), "bits behind the vocabulary are set"
         return set(np.flatnonzero(bits).tolist())
 

@@ -39,7 +39,7 @@ class QuantizationSuite(ConformanceSuite):
         import torch
 
         generator = torch.Generator().manual_seed(1)
-        made = self.method().linear("model.qkv", IN, OUT, bias)
+        made: Any = self.method().linear("model.qkv", IN, OUT, bias)
         weights = [torch.randn(size, IN, generator=generator) for size in OUT]
         biases = [torch.randn(size, generator=generator) for size in OUT]
         for part in order:

@@ -39,7 +39,8 @@ class RouteSuite(ConformanceSuite):
     def plugin(self, engine: Any = None) -> RoutePlugin:
         """The plugin under test, with an engine that has not started."""
         config: dict[str, Any] = plain(EngineConfig())
-        made = self.make(RouteContext(engine or NoEngine(), config, ("tiny",)))
+        asked: Any = engine or NoEngine()
+        made = self.make(RouteContext(asked, config, ("tiny",)))
         assert isinstance(made, RoutePlugin), f"make returned {type(made).__name__}"
         return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,11 +55,11 @@ def reference(logits: NDArray[np.float32], draw: Draw) -> int | None:
     return min(score, key=lambda t: (-score[t], t))
 
 
-def make_batch(vocab_size: int, draws: list[Draw]) -> SamplingBatch:
+def make_batch(vocab_size: int, draws: Sequence[Draw], device: str = "cpu") -> SamplingBatch:
     """The batch that a worker would hand over."""
     from octavo.core.runner.sampling_state import SamplingState
 
-    state = SamplingState(max(1, len(draws)), vocab_size, "cpu")
+    state = SamplingState(max(1, len(draws)), vocab_size, device)
     for slot, (params, seed, _, index) in enumerate(draws):
         state.attach(
             AdmittedRow(

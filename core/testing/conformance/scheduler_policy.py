@@ -86,10 +86,10 @@ class SchedulerPolicySuite(ConformanceSuite):
         for index, item in enumerate(requests):
             policy.add(item)
             assert len(policy) == index + 1, f"length {len(policy)} after {index + 1} requests"
-        seen = []
-        while (item := policy.peek()) is not None:
-            assert policy.pop() is item, "pop took out another request than peek showed"
-            seen.append(item.handle)
+        seen: list[int] = []
+        while (first := policy.peek()) is not None:
+            assert policy.pop() is first, "pop took out another request than peek showed"
+            seen.append(first.handle)
             assert len(policy) == 60 - len(seen), "the length does not follow pop"
         assert sorted(seen) == sorted(item.handle for item in requests), "requests were lost"
 
