@@ -121,7 +121,7 @@ class AttentionCase:
             sizes = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
             size = max(spec.head_size, spec.value_head_size)
             made = torch.randn(sum(lengths), sum(sizes), size).to(dtype)
-            q, k, v = torch.split(made, sizes, dim=1)
+            q, k, v = torch.split(made, list(sizes), dim=1)
             self.q.append(q[..., : spec.head_size])
             self.k.append(k[..., : spec.head_size])
             self.v.append(v[..., : spec.value_head_size])

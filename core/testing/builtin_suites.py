@@ -241,3 +241,7 @@ class TestStepTrace(ObserverSuite):
 
 class TestServerInfo(RouteSuite):
     entry = known("route", "server_info")
+
+
+class TestPrometheus(ObserverSuite):
+    entry = known("observer", "prometheus")

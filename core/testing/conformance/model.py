@@ -40,7 +40,8 @@ class ModelSuite(ConformanceSuite):
         import torch
         from transformers import AutoModelForCausalLM
 
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        model.eval()
         with torch.inference_mode():
             logits: torch.Tensor = model(torch.tensor([list(token_ids)])).logits[0]
         return logits
