@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, Protocol
 
-from octavo.core.errors import EngineDeadError, RequestError
+from octavo.core.errors import EngineDeadError, PluginFault, RequestError
 from octavo.core.messages import EngineOutputs, EngineRequest, Finish, only_finished, refused
 
 logger = logging.getLogger(__name__)
@@ -285,6 +285,8 @@ def _has_news(outputs: EngineOutputs) -> bool:
 
 
 def _reason(error: BaseException) -> str:
+    if isinstance(error, PluginFault):  # the plugin's name comes first
+        return f"{error}; the engine stopped"
     return f"the engine stopped: {type(error).__name__}: {error}"
 
 

@@ -67,6 +67,12 @@ def _log_level(text: str | None) -> str:
     return text.lower()
 
 
+def _switch(text: str | None) -> bool:
+    if text not in (None, "", "0", "1"):
+        raise ValueError("0 or 1")
+    return text == "1"
+
+
 PLUGINS = EnvVar(
     "OCTAVO_PLUGINS",
     "names, comma-separated",
@@ -98,4 +104,12 @@ API_KEYS = EnvVar(
     _names,
 )
 
-ALL: tuple[EnvVar, ...] = (PLUGINS, CACHE_DIR, LOG_LEVEL, API_KEYS)
+TRACE_HOOKS = EnvVar(
+    "OCTAVO_TRACE_HOOKS",
+    "0 or 1",
+    "0",
+    "Whether each call of a plugin's hook is printed on stderr, with what it offers.",
+    _switch,
+)
+
+ALL: tuple[EnvVar, ...] = (PLUGINS, CACHE_DIR, LOG_LEVEL, API_KEYS, TRACE_HOOKS)

@@ -68,6 +68,10 @@ class PluginError(OctavoError):
         self.kind, self.name, self.distribution = kind, name, distribution
 
 
+class PluginFault(PluginError):
+    """An implementation raised while the engine ran; the engine stops."""
+
+
 class PluginNotFound(PluginError):
     """No implementation of this kind has this name."""
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import pluggy
 
+from octavo.core import envvars
 from octavo.core.contracts import KINDS, Kind, NoOptions, Options, Provider
 from octavo.core.contracts.provider import PROJECT
 from octavo.core.errors import (
@@ -79,6 +80,13 @@ class Registered:
     @property
     def where(self) -> str:
         return self.source.where
+
+    @property
+    def label(self) -> str:
+        """The name, with the distribution of a third party's."""
+        if self.distribution is None or self.source.built_in:
+            return self.name
+        return f"{self.name} ({self.distribution} {self.version})"
 
     def __str__(self) -> str:
         return f"{self.kind} '{self.name}' ({self.source})"
@@ -245,6 +253,9 @@ class Hooks:
             self.manager.register(plugin)
         found: list[Registered] = []
         for hook, function in implementations.items():
+            trace = envvars.TRACE_HOOKS.get()
+            if trace:
+                print(f"octavo hook {hook}: calling {source}", file=sys.stderr)
             try:
                 providers = function()
             except Exception as exc:
@@ -253,6 +264,9 @@ class Hooks:
                     distribution=source.distribution,
                 ) from exc
             found += self._providers(hook, providers, source)
+            if trace:
+                names = ", ".join(provider.name for provider in providers)
+                print(f"octavo hook {hook}: {source} offers {names or 'nothing'}", file=sys.stderr)
         return found
 
     def _check(self, hook: str, function: Any, source: Source) -> None:

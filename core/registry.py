@@ -31,6 +31,7 @@ from octavo.core.errors import (
     PluginUnavailable,
     nearest,
 )
+from octavo.core.plugin_faults import Made, PluginTimes
 from octavo.core.plugin_loading import (
     Hooks,
     Registered,
@@ -77,11 +78,14 @@ class Selection:
 
 
 class Registry:
-    """Made by `discover`; does not change afterwards."""
+    """Made by `discover`; what is known does not change afterwards. made: tells whose fault an
+    exception is. times: set before anything is made, to time it."""
 
     def __init__(self) -> None:
         self._entries: dict[str, list[Registered]] = {kind: [] for kind in KINDS}
         self._hooks = Hooks()
+        self.made = Made()
+        self.times: PluginTimes | None = None
         self.failures: list[Failure] = []
 
     # ---- discovery --------------------------------------------------------------------------
@@ -426,6 +430,9 @@ class Registry:
                 distribution=entry.distribution,
             ) from exc
         check_class(type(made), kind, entry)
+        self.made.add(made, entry)
+        if self.times is not None:
+            self.times.watch(made, entry, kind.contract)
         return made
 
     def create_best(

@@ -382,6 +382,11 @@ class ObservabilityConfig(Section):
         description="Of how many of the last requests the timeline is kept, for "
         "`/debug/requests/{id}`; 0: only of those that ask for it.",
     )
+    plugin_times: bool = Field(
+        default=False,
+        description="Whether calls and seconds are counted by implementation (`plugin_times` among "
+        "the engine's metrics, and in `bench throughput --json`); costs a microsecond a call.",
+    )
 
 
 class PluginsConfig(Section):

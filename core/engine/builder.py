@@ -28,6 +28,7 @@ from octavo.core.engine.observers import Observers
 from octavo.core.engine.report import PluginChoice, StartupReport
 from octavo.core.errors import ConfigError
 from octavo.core.grammar.setup import make_grammars
+from octavo.core.plugin_faults import PluginTimes
 from octavo.core.scheduler.scheduler import Scheduler, SchedulerLimits
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ def build_engine(
     Raises the `OctavoError` that names what is wrong; whatever was started is stopped then.
     """
     tell = progress or (lambda _: None)
+    if resolved.config.observability.plugin_times:
+        registry.times = PluginTimes()
     tell(f"loading {resolved.config.model.source}")
     executor = _make_executor(resolved, registry, clock)
     try:
@@ -176,6 +179,8 @@ def _build(
             clock=clock,
             timelines=config.observability.timelines,
             grammars=grammars,
+            made=registry.made,
+            plugin_times=registry.times,
         )
         on_failure.pop_all()  # from here on the engine closes them
     return engine
@@ -286,6 +291,6 @@ def _observers(
     made: list[tuple[str, Observer]] = []
     for selection in resolved.observers:
         observer: Observer = registry.create(selection, context)
-        made.append((selection.name, observer))
+        made.append((selection.registered.label, observer))
         on_failure.callback(Observers(made[-1:]).close)
     return made

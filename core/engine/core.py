@@ -16,10 +16,11 @@ from octavo.core.engine.observers import Observers
 from octavo.core.engine.overview import Recent, block_map, live_sequences
 from octavo.core.engine.timelines import Timelines
 from octavo.core.engine.timing import StepTiming
-from octavo.core.errors import RequestError
+from octavo.core.errors import OctavoError, PluginFault, RequestError
 from octavo.core.grammar.desk import Grammars
 from octavo.core.grammar.processor import GrammarProcessor
 from octavo.core.messages import EngineOutputs, EngineRequest, StepPlan, StepResult
+from octavo.core.plugin_faults import Made, PluginTimes
 from octavo.core.scheduler.scheduler import InFlight, Scheduler
 from octavo.core.scheduler.state import Sequence as RunningSequence
 
@@ -55,7 +56,10 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         timelines: int = 0,
         grammars: Grammars | None = None,
+        made: Made | None = None,
+        plugin_times: PluginTimes | None = None,
     ) -> None:
+        self._made, self._plugin_times = made, plugin_times
         self.grammars = grammars or Grammars(None)
         if grammars is not None:
             masker = GrammarProcessor(grammars.of, scheduler.limits.vocab_size)
@@ -96,7 +100,27 @@ class EngineCore:
         return bool(self._submitted) or self.scheduler.has_work() or self.grammars.pending > 0
 
     def step(self) -> EngineOutputs | None:
-        """Advance by one step and return what it produced, or None when there was nothing to do."""
+        """Advance by one step and return what it produced, or None when there was nothing to do.
+
+        Raises `PluginFault`, which names the implementation, for an exception in one of those that
+        the whole engine depends on.
+        """
+        try:
+            return self._step()
+        except OctavoError:
+            raise
+        except Exception as error:
+            culprit = self._made.blame(error) if self._made is not None else None
+            if culprit is None:
+                raise
+            raise PluginFault(
+                f"{culprit} failed: {type(error).__name__}: {error}",
+                kind=culprit.kind,
+                name=culprit.name,
+                distribution=culprit.distribution,
+            ) from error
+
+    def _step(self) -> EngineOutputs | None:
         if self.grammars.pending:
             self._take_compiled()
         while len(self._submitted) < self.executor.max_in_flight:
@@ -258,6 +282,7 @@ class EngineCore:
             **{name: getattr(stats, name) for name in stats.__struct_fields__},
             "kv_cache_usage": self.scheduler.kv.stats().usage,
             "observer_failures": dict(self.observers.num_failures),
+            "plugin_times": self._plugin_times.summary() if self._plugin_times else {},
         }
 
     def close(self) -> None:

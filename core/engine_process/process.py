@@ -269,6 +269,8 @@ class _Run:
         """Why it ended."""
         if self.reason is not None:
             return self.reason
+        if self.died is not None and self.died.kind == errors.PluginFault.__name__:
+            return f"{self.died.message}; the engine stopped"
         if self.died is not None:
             return f"the engine stopped: {self.died.kind}: {self.died.message}"
         status = self.process.returncode

@@ -103,7 +103,7 @@ def _parts(resolved: Resolved, registry: Registry, settings: RunnerSettings) -> 
                 continue  # the engine's
             processor = registry.create(selection, context)
             if isinstance(processor, DeviceLogitsProcessor):
-                made.append((selection.name, processor))
+                made.append((selection.registered.label, processor))
         return made
 
     return RunnerParts(

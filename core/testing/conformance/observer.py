@@ -10,6 +10,7 @@ from octavo.core.contracts.observer import (
     ObserverContext,
     PreemptionRecord,
     RequestRecord,
+    StateRecord,
     StepRecord,
 )
 from octavo.core.testing.conformance.base import ConformanceSuite, executed_lines
@@ -80,11 +81,11 @@ class ObserverSuite(ConformanceSuite):
         observer = self.observer()
         seen = [
             name
-            for name in ("on_step", "on_request")
+            for name in ("on_step", "on_state", "on_request")
             if getattr(type(observer), name) is not getattr(Observer, name)
         ]
         observer.close()
-        assert seen, "it overrides neither on_step nor on_request"
+        assert seen, "it overrides none of on_step, on_state and on_request"
 
     def test_every_step_is_taken(self) -> None:
         """Steps with nothing in them, the first one, huge ones: none raises."""
@@ -100,6 +101,13 @@ class ObserverSuite(ConformanceSuite):
             step_record(3),
         ):
             observer.on_step(record)
+        observer.close()
+
+    def test_every_state_is_taken(self) -> None:
+        """An empty engine and a full one: neither raises."""
+        observer = self.observer()
+        observer.on_state(StateRecord(0, 0, 0, KVStats(0, 0, 0, 0, 0)))
+        observer.on_state(StateRecord(256, 10_000, 7, KVStats(100, 0, 0, 5000, 4000)))
         observer.close()
 
     def test_every_end_is_taken(self) -> None:
