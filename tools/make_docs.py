@@ -14,11 +14,14 @@ from pathlib import Path
 from octavo import backends, models, plugins
 from octavo.core.config.reference import reference
 from octavo.core.contracts import KINDS, Kind, provider
+from octavo.core.testing.conformance import SUITES, suite_of
+from octavo.core.testing.conformance.base import ConformanceSuite, promise_text, promises
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGURATION = ROOT / "docs" / "configuration.md"
 CONTRACTS = ROOT / "docs" / "contracts.md"
 README = ROOT / "README.md"
+CONFORMANCE = ROOT / "docs" / "conformance.md"
 BEGIN, END = "<!-- built-in: written by `make docs` -->\n", "<!-- end of built-in -->"
 
 INTRODUCTION = """\
@@ -191,6 +194,65 @@ def page() -> str:
     return "\n".join(line.rstrip() for line in lines).rstrip() + "\n"
 
 
+PROMISES = """\
+# Conformance
+
+<!-- Written by `make docs` from core/testing/conformance/*.py; edit the docstrings there. -->
+
+What an implementation of each contract must do, as suites that anybody can run. The built-in parts
+run the same ones, and so does what `octavo plugins new` writes; faults planted into built-in parts
+show that the suites see them.
+
+A package subclasses the suite of its kind, in its own tests:
+
+```python
+from octavo.testing import SchedulerPolicySuite
+from my_package import PROVIDERS
+
+
+class TestMine(SchedulerPolicySuite):
+    provider = PROVIDERS[0]
+```
+
+and names the module with such classes by an entry point, so that `octavo plugins check my-package`
+uses it (without one, the suite of the kind is run as it is):
+
+```toml
+[project.entry-points."octavo.conformance"]
+mine = "my_package.conformance"
+```
+
+`options` sets options of the provider; instead of a provider, a method `make(self, context)` may
+build the implementation. `check` prints a verdict a promise: kept, broken, or not applicable, where
+an implementation does not claim something. It needs no pytest and no device but the CPU.
+
+pytest finds these fixtures by itself: `octavo_tiny_model` (a folder with a random model),
+`octavo_engine` (engines of it, with plugins registered and cleaned up), `octavo_fake_engine`
+(engines without a model, whose worker checks every read of its KV cache) and `octavo_step_log` (an
+observer that keeps every step and request).
+
+"""
+
+
+def conformance_page() -> str:
+    """Every promise of every kind."""
+    text = PROMISES
+    shared = promises(ConformanceSuite)
+    text += "## Every kind\n\n" + _promise_list(ConformanceSuite, shared)
+    for kind, name in SUITES.items():
+        suite = suite_of(kind)
+        text += f"## `{kind}`: `{name}`\n\n{inspect.getdoc(suite)}\n\n"
+        text += _promise_list(suite, [item for item in promises(suite) if item not in shared])
+    return text.rstrip() + "\n"
+
+
+def _promise_list(suite: type[ConformanceSuite], names: list[str]) -> str:
+    lines = []
+    for name in names:
+        lines.append(f"- `{name.removeprefix('test_')}`: {promise_text(suite, name)}\n")
+    return "".join(lines) + "\n"
+
+
 def built_in_table() -> str:
     """Every implementation that Octavo brings, by kind."""
     text = "| kind | name | what it is |\n|---|---|---|\n"
@@ -219,7 +281,8 @@ def main() -> None:
     CONTRACTS.write_text(page())
     CONFIGURATION.write_text(reference())
     README.write_text(readme(README.read_text()))
-    for file in (CONTRACTS, CONFIGURATION, README):
+    CONFORMANCE.write_text(conformance_page())
+    for file in (CONTRACTS, CONFIGURATION, README, CONFORMANCE):
         print(f"wrote {file.relative_to(ROOT)}")
 
 

@@ -80,6 +80,10 @@ def test_derived_pages_are_up_to_date(repository: Path, contracts_page: str) -> 
     readme = (repository / "README.md").read_text()
     assert readme == tool["readme"](readme), "README.md's table is stale: run `make docs`"
     assert "| `fcfs` |" in readme
+    conformance = (repository / "docs" / "conformance.md").read_text()
+    assert conformance == tool["conformance_page"](), (
+        "docs/conformance.md is stale: run `make docs`"
+    )
 
 
 def pages(repository: Path) -> list[Path]:

@@ -11,6 +11,7 @@ the methods take no fixtures, and the first line of their docstring is the promi
 
 from __future__ import annotations
 
+import inspect
 import sys
 import traceback
 import unittest
@@ -149,10 +150,15 @@ def run_suite(
     return verdicts
 
 
+def promise_text(suite: type[ConformanceSuite], name: str) -> str:
+    """A promise in words: the first paragraph of its docstring, on one line."""
+    return " ".join((inspect.getdoc(getattr(suite, name)) or name).split("\n\n")[0].split())
+
+
 def run_promise(suite: type[ConformanceSuite], name: str) -> Verdict:
     """Run one promise, by the name of its method."""
     method = getattr(suite, name)
-    text = (method.__doc__ or name).strip().splitlines()[0]
+    text = promise_text(suite, name)
     short = name.removeprefix("test_")
     try:
         method(suite())

@@ -1,0 +1,86 @@
+"""docs/write-a-plugin.md, block by block, as a reader would do it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Runs a line of shell in a venv of its own that sees what is installed here."""
+    folder = tmp_path / "venv"
+    venv.create(folder, with_pip=False, symlinks=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    lines = [f"import site; site.addsitedir({path!r})" for path in sys.path if "-packages" in path]
+    (site / "here.pth").write_text("\n".join(lines) + "\n")
+    import octavo
+
+    env = {**os.environ, "PYTHONPATH": str(Path(octavo.__file__).parent.parent)}
+    python = str(folder / "bin" / "python")
+    quiet = ["--quiet", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
+    commands = {
+        "octavo": [python, "-m", "octavo"],
+        "pip": [python, "-m", "pip"],
+        "python": [python],
+    }
+    # Installed with Octavo, unless this tree was installed before it had them.
+    fixtures = ["-p", "octavo.core.testing.pytest_plugin", "-p", "no:cacheprovider"]
+
+    def run(line: str) -> subprocess.CompletedProcess[str]:
+        name, *rest = shlex.split(line)
+        arguments = commands[name] + rest
+        if name == "pip":
+            arguments += quiet
+        if "pytest" in rest:
+            arguments += fixtures
+        return subprocess.run(
+            arguments, capture_output=True, text=True, env=env, cwd=tmp_path, check=False
+        )
+
+    return run
+
+
+def test_every_block_works(repository: Path, tmp_path: Path, run: Run) -> None:
+    text = (repository / "docs" / "write-a-plugin.md").read_text()
+    kinds = set()
+    outputs = []
+    for kind, body in BLOCK.findall(text):
+        kinds.add(kind)
+        if kind == "sh":
+            for line in body.splitlines():
+                done = run(line)
+                assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+                outputs.append(done.stdout)
+        else:
+            first, _, rest = body.partition("\n")
+            target = tmp_path / first.removeprefix("# ")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(rest)
+    assert kinds == {"sh", "python", "yaml"}
+    checks = [output for output in outputs if "promises" in output]
+    assert len(checks) == 2
+    assert all(" 0 broken" in output for output in checks)
+    assert "Requests that a user may send in a row." in outputs[-1]
+
+    # What the page says of a planted fault.
+    code = tmp_path / "octavo-take-turns" / "octavo_take_turns" / "scheduler_policy.py"
+    broken = code.read_text().replace("                    self._count -= 1\n", "", 1)
+    assert broken != code.read_text()
+    code.write_text(broken)
+    done = run("octavo plugins check octavo-take-turns")
+    assert done.returncode == 1
+    (said,) = re.findall(r"`(BROKEN .*?)`", text)
+    assert " ".join(said.split()) in " ".join(done.stdout.split())
