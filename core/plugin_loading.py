@@ -380,7 +380,7 @@ def provider_of(item: Any) -> Provider[Any]:
         options=options
         if isinstance(options, type) and issubclass(options, Options)
         else NoOptions,
-        contract_version=kind.version if kind else "0",
+        contract_version=kind.version if kind else "1",
         summary=summary,
     )
 

@@ -49,8 +49,8 @@ def octavo_scheduler_policies():
 ```
 
 Hooks are called once, when the registry is made; nothing of the hook machinery runs in a step. What
-a hook returns is imported only when it is chosen. Every contract has version `"0"` now, see
-[stability.md](stability.md).
+a hook returns is imported only when it is chosen. Every contract has a version of
+its own; [stability.md](stability.md) says what it promises.
 
 A first try needs neither a package nor a provider. A class that inherits from a contract, an
 instance of one, a module or a file with such classes (or with hooks) can be handed over as it is:

@@ -53,7 +53,7 @@ class Kind:
     contract: type[Any]
     context: type[Any]
     config_path: str
-    version: str = "0"
+    version: str = "1"
 
 
 def _kinds(*kinds: Kind) -> dict[str, Kind]:

@@ -90,7 +90,8 @@ class Provider(Generic[T]):
         shows: what `auto` chose then gives way to the next best, and the startup report says why.
     options: `"package.module:Class"` or the class, a subclass of `Options`. The module it lives in
         must not import torch.
-    contract_version: the version of the kind's contract that this was written for.
+    contract_version: the version of the kind's contract that this was written for; see
+        docs/stability.md.
     requires: checked first; a missing package is reported as such.
     probe: `"package.module:function"` or a callable from `ProbeContext` to `Availability`, called
         when every requirement is met. None means always available.
@@ -102,7 +103,7 @@ class Provider(Generic[T]):
     name: str
     factory: str | Callable[..., T]
     options: str | type[Options] = NoOptions
-    contract_version: str = "0"
+    contract_version: str = "1"
     requires: tuple[Requirement, ...] = ()
     probe: str | Callable[[ProbeContext], Availability] | None = None
     rank: int = 0

@@ -135,7 +135,7 @@ def test_wrong_contract_version(folder):
         registry.select("sampler", Choice(name="old"))
     message = (
         "sampler 'old' (entry point 'acme' of distribution 'acme' 1.5) was written for version '2' "
-        "of its contract, this Octavo has version '0'"
+        "of its contract, this Octavo has version '1'"
     )
     assert str(caught.value) == message
     selection = registry.select("sampler", AUTO)
