@@ -17,13 +17,14 @@ typedef struct {
   const plan_t *plan;
 } layer_t;
 
-/* embedding: [vocab, E] of embedding_type. */
+/* embedding: [vocab, E] of embedding_type, or NULL: then the rows of the packed head are it. */
 typedef struct {
   int64_t layers, hidden, inner, vocab, embedding_type, activation;
   double eps;
   const layer_t *layer;
   const float *norm;
   const void *embedding;
+  const linear_t *head;
 } decoder_t;
 
 /* Widest rows of the layers, and what they share. */
@@ -54,6 +55,8 @@ static void embed_team(const team_t *team, const decoder_t *d, const int64_t *id
     const int64_t at = ids[t] * d->hidden;
     if (ids[t] < 0 || ids[t] >= d->vocab)
       memset(row, 0, (size_t)d->hidden * sizeof(float));
+    else if (!d->embedding)
+      unpack_row(d->head, ids[t], row);
     else if (d->embedding_type == 0)
       memcpy(row, (const float *)d->embedding + at, (size_t)d->hidden * sizeof(float));
     else

@@ -41,7 +41,7 @@ class NativeDecoder(GraphRunner):
             raise PluginUnavailable(f"graph runner native cannot compute this model: {problem}")
         self._spec, self._context = spec, context
         self._library = native.kernels()
-        self._hidden_size = spec.embedding.shape[1]
+        self._hidden_size = len(spec.norm)
         self._kept: list[Any] = []
         self._bound: Bound = ()
         self._backends: list[CpuAttention] = []
@@ -72,19 +72,25 @@ class NativeDecoder(GraphRunner):
             struct.mlp_norm = self._floats(layer.mlp_norm)
             for name in ("qkv", "o", "gate_up", "down"):
                 setattr(struct, name, cast(PackedLinear, getattr(layer, name)).packed.address)
-        embedding = self._keep(spec.embedding.detach())
         return native.DecoderStruct(
             layers=len(spec.layers),
-            hidden=embedding.shape[1],
+            hidden=self._hidden_size,
             inner=cast(PackedLinear, spec.layers[0].down).in_features,
-            vocab=embedding.shape[0],
-            embedding_type=native.DTYPES[embedding.dtype],
+            **self._embedding(spec.embedding),
             activation=native.ACTIVATIONS[spec.activation],
             eps=spec.norm_eps,
             layer=ctypes.addressof(self._layers),
             norm=self._floats(spec.norm),
-            embedding=embedding.data_ptr(),
         )
+
+    def _embedding(self, embedding: torch.Tensor | torch.nn.Module) -> dict[str, int]:
+        """What the kernels read rows of the embedding from: a tensor, or a packed head."""
+        if isinstance(embedding, PackedLinear):
+            packed = embedding.packed
+            return {"vocab": packed.out_features, "head": packed.address}
+        table = self._keep(cast(torch.Tensor, embedding).detach())
+        kind = native.DTYPES[table.dtype]
+        return {"vocab": len(table), "embedding_type": kind, "embedding": table.data_ptr()}
 
     def _bind(self, bound: Bound) -> None:
         """Point at the pool that was just allocated."""
@@ -123,10 +129,14 @@ def _problems(spec: DecoderSpec, backends: Sequence[AttentionBackend]) -> Iterat
     for backend in backends:
         if not isinstance(backend, CpuAttention):
             yield f"its attention backend is {type(backend).__name__}, expected cpu"
-    if spec.embedding.dtype not in (torch.float32, torch.bfloat16):
-        yield f"its embedding is {spec.embedding.dtype}"
-    if not spec.embedding.is_contiguous():
-        yield "its embedding is not contiguous"
+    table = spec.embedding
+    if not isinstance(table, torch.Tensor | PackedLinear):
+        yield f"its embedding is a {type(table).__name__}"
+    if isinstance(table, torch.Tensor):
+        if table.dtype not in (torch.float32, torch.bfloat16):
+            yield f"its embedding is {table.dtype}"
+        if not table.is_contiguous():
+            yield "its embedding is not contiguous"
     if spec.activation not in native.ACTIVATIONS:
         yield f"its activation {spec.activation} is not among {', '.join(native.ACTIVATIONS)}"
     for layer in spec.layers:

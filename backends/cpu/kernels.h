@@ -55,6 +55,9 @@ typedef struct {
 void linear_team(const team_t *team, const linear_t *l, const source_t *x, int64_t rows, const target_t *y, void *shared);
 size_t linear_shared_bytes(const linear_t *l, int64_t rows);
 
+/* The weights of output n, k floats. */
+void unpack_row(const linear_t *l, int64_t n, float *to);
+
 /* ---- rows of activations ------------------------------------------------------------------------ */
 
 /* to[k] = from[k], or normalized; `to` may be `from`. */

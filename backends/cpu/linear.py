@@ -122,10 +122,13 @@ class PackedLinear(nn.Module):
         bias: bool,
         *,
         kind: int,
+        dtype: torch.dtype,
         library: Any,
     ) -> None:
         super().__init__()
         self.prefix, self.in_features, self.out_features = prefix, in_features, out_features
+        self.dtype = dtype
+        self.num_parameters = sum(out_features) * (in_features + bias)
         # Gate and up of a gated layer: a native caller may apply the activation while it stores.
         paired = len(out_features) == 2 and out_features[0] == out_features[1]
         self.packed = PackedWeight(library, kind, in_features, sum(out_features), paired=paired)
@@ -140,12 +143,23 @@ class PackedLinear(nn.Module):
         first = self._parts.take(part, kind, tensor)
         if kind == "weight":
             self.packed.pack(first, tensor)
+            if isinstance(tensor, nn.Parameter):  # of the embedding, which counts it
+                self.num_parameters -= tensor.numel()
         else:
             self.packed.set_bias(first, tensor)
 
     def finish(self) -> None:
         """All was loaded."""
         self._parts.finish()
+
+    def rows(self, index: torch.Tensor) -> torch.Tensor:
+        """[T, I] in the activations' dtype: the weights of the outputs int64[T]."""
+        if torch.compiler.is_compiling():
+            found: torch.Tensor = torch.ops.octavo_cpu.rows(
+                index, self.handle, self.in_features, self.dtype
+            )
+            return found
+        return self.packed.rows(index, self.dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling():
@@ -168,7 +182,7 @@ class PackedMethod(QuantizationMethod):
                 f"the CPU kernels compute in float32 and bfloat16, the model's dtype is {name}: "
                 "set model.dtype, or model.quantization: none"
             )
-        self._kind = self.kinds[context.dtype]
+        self._kind, self._dtype = self.kinds[context.dtype], context.dtype
         self._library = native.kernels()
 
     def linear(
@@ -180,6 +194,7 @@ class PackedMethod(QuantizationMethod):
             out_features,
             bias,
             kind=self._kind_of(prefix),
+            dtype=self._dtype,
             library=self._library,
         )
 
@@ -218,6 +233,11 @@ _operators = torch.library.Library("octavo_cpu", "FRAGMENT")  # type: ignore[no-
 _operators.define("linear(Tensor x, int weight, int out_features) -> Tensor")  # type: ignore[no-untyped-call]
 
 
+_operators.define(  # type: ignore[no-untyped-call]
+    "rows(Tensor index, int weight, int in_features, ScalarType dtype) -> Tensor"
+)
+
+
 def _linear(x: torch.Tensor, weight: int, out_features: int) -> torch.Tensor:
     return _weights[weight].multiply(x)
 
@@ -228,3 +248,17 @@ def _linear_fake(x: torch.Tensor, weight: int, out_features: int) -> torch.Tenso
 
 _operators.impl("linear", _linear, "CPU")  # type: ignore[no-untyped-call]
 torch.library.register_fake("octavo_cpu::linear", _linear_fake, lib=_operators)
+
+
+def _rows(index: torch.Tensor, weight: int, in_features: int, dtype: torch.dtype) -> torch.Tensor:
+    return _weights[weight].rows(index, dtype)
+
+
+def _rows_fake(
+    index: torch.Tensor, weight: int, in_features: int, dtype: torch.dtype
+) -> torch.Tensor:
+    return index.new_empty(index.shape[0], in_features, dtype=dtype)
+
+
+_operators.impl("rows", _rows, "CPU")  # type: ignore[no-untyped-call]
+torch.library.register_fake("octavo_cpu::rows", _rows_fake, lib=_operators)

@@ -88,7 +88,7 @@ class DecoderStruct(ctypes.Structure):
         *((name, c_int64) for name in ("layers", "hidden", "inner", "vocab")),
         *((name, c_int64) for name in ("embedding_type", "activation")),
         ("eps", c_double),
-        *((name, c_void_p) for name in ("layer", "norm", "embedding")),
+        *((name, c_void_p) for name in ("layer", "norm", "embedding", "head")),
     ]
 
 

@@ -260,6 +260,11 @@ static float weight(const linear_t *l, int64_t n, int64_t k) {
   return fmaf(from_f16(d), (float)(i % 8 < 4 ? byte & 15 : byte >> 4), from_f16(m));
 }
 
+void unpack_row(const linear_t *l, int64_t n, float *to) {
+  const int64_t place = packed_place(l, n);
+  for (int64_t k = 0; k < l->k; k++) to[k] = weight(l, place, k);
+}
+
 /* to[count, k]: the weights of the outputs `rows`, as DT_F32 or DT_BF16; zeros where out of range. */
 EXPORT void octavo_unpack(const linear_t *l, const int64_t *rows, int64_t count, void *to, int64_t type,
                           int64_t threads) {

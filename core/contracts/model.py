@@ -88,9 +88,10 @@ class DecoderSpec:
         x += o(attention(qkv(norm(x))));  x += down(activation(gate) * up)   for each layer
         hidden = norm(x)
 
-    with RMSNorm. embedding: [V, E]. norm: [E]. activation: `silu`, `gelu` or `gelu_tanh`."""
+    with RMSNorm. embedding: [V, E], or the tied head whose `rows` it is. norm: [E]. activation:
+    `silu`, `gelu` or `gelu_tanh`."""
 
-    embedding: torch.Tensor
+    embedding: torch.Tensor | torch.nn.Module
     layers: tuple[DecoderLayerSpec, ...]
     norm: torch.Tensor
     norm_eps: float
@@ -136,8 +137,8 @@ class CausalLM(ABC):
         """One a layer, in layer order."""
 
     def decoder_spec(self) -> DecoderSpec | None:
-        """The model's parts when `forward` is exactly what `DecoderSpec` describes, else None.
-        Asked for after the weights were loaded."""
+        """The model's parts when `forward` is exactly what `DecoderSpec` describes, else None (as
+        where a layer is split over ranks). Asked for after the weights were loaded."""
         return None
 
 

@@ -32,8 +32,13 @@ class QuantizationMethod(ABC):
         """A layer for `len(out_features)` matrices fused into one product. Its method
         `load(part: int, kind: str, tensor)` takes the `kind` ("weight" or "bias") of one of them
         in the checkpoint's dtype; `finish()` is called when all were loaded and raises
-        `WeightError` when one is missing. A tied head gets the embedding's own parameter,
-        which a layer may keep instead of copying. `prefix` is its name in the checkpoint."""
+        `WeightError` when one is missing. `prefix` is its name in the checkpoint.
+
+        A tied head (`lm_head`) gets the embedding's own parameter, which a layer may keep instead
+        of copying. A layer that cannot, since it holds weights in another form, may have
+        `rows(index: int64[T]) -> [T, in_features]`, what it has of those outputs: then the head is
+        the embedding too, and the model keeps no other. A layer whose weights are not parameters
+        says in an attribute `num_parameters` how many they stand for."""
 
 
 class Spec:

@@ -43,7 +43,8 @@ class Profile:
 
 
 def weight_size(model: torch.nn.Module) -> tuple[int, int]:
-    """(parameters, bytes), tied ones once. Buffers count as bytes only."""
+    """(parameters, bytes), tied ones once. Buffers count as bytes only; layers that hold weights in
+    another form say how many parameters those are."""
     seen: set[int] = set()
     count = size = 0
     for tensor, is_parameter in (
@@ -56,7 +57,8 @@ def weight_size(model: torch.nn.Module) -> tuple[int, int]:
         seen.add(storage)
         count += tensor.numel() * is_parameter
         size += tensor.numel() * tensor.element_size()
-    return count, size
+    held = (getattr(module, "num_parameters", 0) for module in model.modules())
+    return count + sum(number for number in held if isinstance(number, int)), size
 
 
 def step_token_limit(run: Callable[[int], None], most: int) -> int:

@@ -99,12 +99,15 @@ class Decoder(nn.Module, CausalLM):
         self.config = config
         self.num_layers, self.vocab_size = config.num_layers, config.vocab_size
         self.max_model_len = context.max_model_len
-        self.embedding = nn.Parameter(
-            torch.empty(
-                config.vocab_size, config.hidden_size, dtype=context.dtype, device=context.device
-            ),
-            requires_grad=False,
+        self.head: Any = context.quantization.linear(
+            "lm_head", config.hidden_size, (config.vocab_size,), False
         )
+        # A tied head that gives its rows is the embedding too.
+        self.embedding: nn.Parameter | None = None
+        if not (config.tied and hasattr(self.head, "rows")):
+            shape = (config.vocab_size, config.hidden_size)
+            table = torch.empty(shape, dtype=context.dtype, device=context.device)
+            self.embedding = nn.Parameter(table, requires_grad=False)
         cos_sin = rope_table(config.rope, context.max_model_len, context.device)
         self.layers: Any = nn.ModuleList(
             DecoderLayer(index, config, context, cos_sin) for index in range(config.num_layers)
@@ -112,12 +115,12 @@ class Decoder(nn.Module, CausalLM):
         self.norm = RMSNorm(
             config.hidden_size, config.rms_norm_eps, dtype=context.dtype, device=context.device
         )
-        self.head: Any = context.quantization.linear(
-            "lm_head", config.hidden_size, (config.vocab_size,), False
-        )
 
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        residual = functional.embedding(token_ids, self.embedding)
+        if self.embedding is None:
+            residual = self.head.rows(token_ids)
+        else:
+            residual = functional.embedding(token_ids, self.embedding)
         for layer in self.layers:
             residual = layer(residual, positions)
         return self.norm(residual)  # type: ignore[no-any-return]
@@ -146,7 +149,7 @@ class Decoder(nn.Module, CausalLM):
 
     def decoder_spec(self) -> DecoderSpec:
         return DecoderSpec(
-            embedding=self.embedding,
+            embedding=self.head if self.embedding is None else self.embedding,
             layers=tuple(layer.spec() for layer in self.layers),
             norm=self.norm.weight,
             norm_eps=self.config.rms_norm_eps,
@@ -176,10 +179,16 @@ class Decoder(nn.Module, CausalLM):
                 f"the checkpoint lacks {len(names)} of the {len(shapes)} tensors of "
                 f"{self.config.architecture}: {', '.join(names[:3])}{more}"
             )
-        if self.config.tied:
+        if self.config.tied and self.embedding is not None:
             self.head.load(0, "weight", self.embedding)
         for linear in self._linears():
             linear.finish()
+
+    def _load_embedding(self, kind: str, tensor: torch.Tensor) -> None:
+        if self.embedding is None:
+            self.head.load(0, kind, tensor)
+        else:
+            self.embedding.data.copy_(tensor)
 
     def _linears(self) -> Iterable[Any]:
         for layer in self.layers:
@@ -189,7 +198,7 @@ class Decoder(nn.Module, CausalLM):
     def _loaders(self) -> dict[str, Loader]:
         """What takes the tensors under a name without its `.weight` or `.bias`."""
         loaders: dict[str, Loader] = {
-            "model.embed_tokens": lambda kind, tensor: self.embedding.data.copy_(tensor),
+            "model.embed_tokens": self._load_embedding,
             "model.norm": self.norm.load,
             "lm_head": partial(self.head.load, 0),
         }

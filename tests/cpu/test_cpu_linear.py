@@ -249,3 +249,6 @@ def test_compiled_whole() -> None:
     x = torch.randn(3, 32)
     compiled = torch.compile(layer, fullgraph=True, backend="eager")
     assert torch.equal(compiled(x), layer(x))
+    rows = torch.compile(layer.rows, fullgraph=True, backend="eager")
+    index = torch.tensor([3, 0, 3])
+    assert torch.equal(rows(index), layer.rows(index))
