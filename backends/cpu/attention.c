@@ -77,7 +77,7 @@ static void transpose(const float *const *rows, int64_t at, float *to) {
 
 /* `count` values of a tensor from `at` on, as float32. */
 INLINE void widen_as(const void *from, int64_t at, const int type, int64_t count, float *to) {
-  const int64_t size = type == DT_F32 ? 4 : type == DT_FP8 ? 1 : 2;
+  const int64_t size = type == DT_F32 ? 4 : type == DT_FP8 || type == DT_I8 ? 1 : 2;
   int64_t i = 0;
   for (; i + LANES <= count; i += LANES) vf_store(to + i, vf_load_as(from, at + i, type));
   if (i < count) { /* never read past a head's values */
@@ -89,8 +89,21 @@ INLINE void widen_as(const void *from, int64_t at, const int type, int64_t count
   }
 }
 
+/* The scale of a head's `count` int8 values at `at`, which lies behind them. */
+INLINE vf scale_of(const void *from, int64_t at, int64_t count) {
+  float scale;
+  memcpy(&scale, (const char *)from + at + count, sizeof scale);
+  return vf_set(scale);
+}
+
+/* The `count` values of a head at `at`, as float32; `to` has room for whole panels. */
 static void widen(const void *from, int64_t at, int type, int64_t count, float *to) {
   switch (type) {
+    case DT_I8:
+      widen_as(from, at, DT_I8, count, to);
+      for (int64_t i = 0; i < count; i += LANES)
+        vf_store(to + i, vf_mul(vf_load(to + i), scale_of(from, at, count)));
+      break;
     case DT_F32: widen_as(from, at, DT_F32, count, to); break;
     case DT_BF16: widen_as(from, at, DT_BF16, count, to); break;
     case DT_F16: widen_as(from, at, DT_F16, count, to); break;
@@ -143,6 +156,12 @@ INLINE void gather_values_as(const attention_t *l, const int type, const int64_t
         vf_store(values + d * TILE + n * 16 + i, vf_load_as(l->v, at[n] + d + i, type));
   for (int64_t n = 0; n < count && whole < D; n++)
     widen_as(l->v, at[n] + whole, type, D - whole, values + whole * TILE + n * 16);
+  for (int64_t n = 0; n < count && type == DT_I8; n++)
+    for (int64_t d = 0; d < D; d += 16)
+      for (int i = 0; i < 16; i += LANES) {
+        float *to = values + d * TILE + n * 16 + i;
+        vf_store(to, vf_mul(vf_load(to), scale_of(l->v, at[n], D)));
+      }
 }
 
 static void gather_values(const attention_t *l, const batch_t *b, int64_t row, int64_t kv_head, int64_t tile,
@@ -155,6 +174,7 @@ static void gather_values(const attention_t *l, const batch_t *b, int64_t row, i
     case DT_F32: gather_values_as(l, DT_F32, at, to - from, values); break;
     case DT_BF16: gather_values_as(l, DT_BF16, at, to - from, values); break;
     case DT_F16: gather_values_as(l, DT_F16, at, to - from, values); break;
+    case DT_I8: gather_values_as(l, DT_I8, at, to - from, values); break;
     default: gather_values_as(l, DT_FP8, at, to - from, values);
   }
 }

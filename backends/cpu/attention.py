@@ -20,6 +20,7 @@ from octavo.core.contracts.attention_backend import (
     AttentionBackendContext,
     AttentionBatch,
     AttentionLayer,
+    KVDim,
     KVLayout,
 )
 from octavo.core.contracts.model import AttentionSpec
@@ -77,8 +78,10 @@ class CpuAttention(AttentionBackend):
 
     @staticmethod
     def kv_layouts(spec: AttentionSpec) -> list[KVLayout]:
-        dtypes = ("float32", "bfloat16", "float16", "float8_e4m3fn")
-        return [KVLayout(dims=("kv", "block", "head", "token", "dim"), dtypes=dtypes)]
+        dims: tuple[KVDim, ...] = ("kv", "block", "head", "token", "dim")
+        floats = ("float32", "bfloat16", "float16", "float8_e4m3fn")
+        scaled = KVLayout(dims, ("int8",), extra=4)  # a float32 scale behind each head's values
+        return [KVLayout(dims, floats), scaled]
 
     def plan(self, batch: AttentionBatch) -> None:
         self._planned = batch  # keeps its tensors alive

@@ -54,9 +54,27 @@ static void read_head(const void *from, int64_t at, int type, int64_t size, floa
   }
 }
 
+/* int8 values and behind them their float32 scale, the largest magnitude over 127. A head with a NaN
+ * or an infinity has scale NaN. */
+static void write_int8(const float *from, int64_t size, int8_t *to) {
+  float most = 0.0f, scale;
+  int finite = 1;
+  for (int64_t i = 0; i < size; i++) {
+    const float a = fabsf(from[i]);
+    finite &= a <= 3.402823466e38f;
+    most = a > most ? a : most;
+  }
+  const float inverse = finite && most > 1e-30f ? 127.0f / most : 0.0f;
+  for (int64_t i = 0; i < size; i++) to[i] = (int8_t)(finite ? nearbyintf(from[i] * inverse) : 0.0f);
+  scale = finite ? most / 127.0f : NAN;
+  memcpy(to + size, &scale, sizeof scale);
+}
+
 static void write_head(const float *from, int64_t size, void *to, int64_t at, int64_t type) {
   if (type == DT_F32) {
     memcpy((float *)to + at, from, (size_t)size * sizeof(float));
+  } else if (type == DT_I8) {
+    write_int8(from, size, (int8_t *)to + at);
   } else if (type == DT_FP8) {
     for (int64_t i = 0; i < size; i++) ((uint8_t *)to)[at + i] = to_fp8(from[i]);
   } else {

@@ -68,7 +68,8 @@ void rms_norm_row(const float *from, int64_t k, const float *weight, double eps,
 /* One layer. Strides are in elements; a head's `head_size` values lie together. scale: of the logits.
  * window: positions a query sees, itself included (0: all). soft_cap: 0 for none. rope_dim leading
  * values of a head rotate by cos_sin[position][rope_dim], cosines then sines. q_norm, k_norm: weights
- * [head_size] of a normalization before that, or NULL. kv_type: of the pool. */
+ * [head_size] of a normalization before that, or NULL. kv_type: of the pool; a head's int8 values are
+ * followed by their scale, a float. */
 typedef struct {
   int64_t heads, kv_heads, head_size, value_size, window, rope_dim, rope_interleaved, kv_type;
   double scale, soft_cap, norm_eps;

@@ -320,6 +320,7 @@ INLINE vf vf_load_as(const void *p, int64_t at, int type) {
     case DT_F32: return vf_load((const float *)p + at);
     case DT_BF16: return vf_load_bf16((const uint16_t *)p + at);
     case DT_F16: return vf_load_f16((const uint16_t *)p + at);
+    case DT_I8: return vf_load_i8((const int8_t *)p + at);
     default: return vf_load_fp8((const uint8_t *)p + at);
   }
 }

@@ -27,11 +27,14 @@ class KVLayout:
     """How one layer's KV pool lies in memory: `dims` from outermost to innermost, each of the five
     once. Whatever the order in memory, the core hands out the pool as two views k and v with the
     logical shape [N, P, K, D]. dtypes: names that the backend reads and writes (`float32`, ...).
-    block_sizes: allowed tokens a block (empty: any)."""
+    block_sizes: allowed tokens a block (empty: any). extra: elements that follow the values of
+    each head, for what the backend keeps with them, such as a scale; the views then end in D +
+    extra, and copies of blocks take them along."""
 
     dims: tuple[KVDim, ...]
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     block_sizes: tuple[int, ...] = ()
+    extra: int = 0
 
 
 @dataclass(slots=True)
@@ -63,8 +66,9 @@ class AttentionBatch:
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """One layer as a backend sees it. k_cache, v_cache: views [N, P, K, D] of the pool. cos_sin:
-    float32[max_model_len, rope_dim], cosines then sines (None without rope)."""
+    """One layer as a backend sees it. k_cache, v_cache: views [N, P, K, D] of the pool (see
+    `KVLayout.extra`). cos_sin: float32[max_model_len, rope_dim], cosines then sines (None without
+    rope)."""
 
     layer: int
     spec: AttentionSpec

@@ -1,7 +1,7 @@
 """The KV pool: memory of every layer's cached keys and values, and copies between blocks.
 
 Legend: N blocks (0 is the null block, which padding points at and which stays zero), P tokens a
-block, K KV heads, D head size of keys, Dv of values.
+block, K KV heads, D head size of keys, Dv of values (and what a layout keeps beside them).
 """
 
 from __future__ import annotations
@@ -35,9 +35,14 @@ class LayerCache:
     host_v: torch.Tensor | None = None
 
 
-def block_bytes(specs: Sequence[KVSpec], block_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one block in all layers."""
-    elements = sum(spec.num_kv_heads * (spec.head_size + spec.value_head_size) for spec in specs)
+def block_bytes(
+    specs: Sequence[KVSpec], layouts: Sequence[KVLayout], block_size: int, dtype: torch.dtype
+) -> int:
+    """Bytes of one block in all layers. `layouts[i]` belongs to `specs[i]`."""
+    elements = sum(
+        spec.num_kv_heads * (spec.head_size + spec.value_head_size + 2 * layout.extra)
+        for spec, layout in zip(specs, layouts, strict=True)
+    )
     return elements * block_size * dtype.itemsize
 
 
@@ -96,11 +101,13 @@ class KVPool:
                         pin=device.type == "cuda",
                     )
                 if poison:
-                    k[1:].fill_(math.nan)
-                    v[1:].fill_(math.nan)
+                    # All bits set is a NaN among scales, where values are integers.
+                    worst = math.nan if dtype.is_floating_point else -1
+                    k[1:].fill_(worst)
+                    v[1:].fill_(worst)
                 self.layers.append(LayerCache(spec, k, v, host_k, host_v))
         except (MemoryError, RuntimeError, OSError) as error:
-            wanted = num_blocks * block_bytes(specs, block_size, dtype)
+            wanted = num_blocks * block_bytes(specs, layouts, block_size, dtype)
             raise CapacityError(
                 f"no memory for a KV pool of {num_blocks} blocks ({wanted / 2**20:.0f} MiB): "
                 f"{error}. Lower kv_cache.memory_utilization or set kv_cache.memory_bytes"
@@ -164,14 +171,14 @@ def _allocate(
         "block": num_blocks,
         "token": block_size,
         "head": spec.num_kv_heads,
-        "dim": spec.head_size,
+        "dim": spec.head_size + layout.extra,
     }
     if spec.head_size != spec.value_head_size:
         # Keys and values of different sizes cannot share a tensor: two pools in the same order.
         dims = tuple(dim for dim in layout.dims if dim != "kv")
         halves = []
         for head_size in (spec.head_size, spec.value_head_size):
-            sizes["dim"] = head_size
+            sizes["dim"] = head_size + layout.extra
             storage = _zeros([sizes[dim] for dim in dims], dtype, device, pin)
             halves.append(storage.permute([dims.index(d) for d in _LOGICAL]))
         return halves[0], halves[1]

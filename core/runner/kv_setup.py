@@ -6,7 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from octavo.core.contracts.attention_backend import AttentionBackend, AttentionBackendContext
+from octavo.core.contracts.attention_backend import (
+    AttentionBackend,
+    AttentionBackendContext,
+    KVLayout,
+)
 from octavo.core.contracts.model import AttentionSpec, KVSpec
 from octavo.core.contracts.provider import Platform
 from octavo.core.errors import PluginUnavailable
@@ -56,19 +60,15 @@ def make_backends(
     return made
 
 
-def make_pool(
+def layouts_of(
     settings: RunnerSettings,
     backends: Backends,
     kv_specs: Sequence[KVSpec],
     attention_specs: Mapping[int, AttentionSpec],
-    *,
-    num_blocks: int,
-    num_host_blocks: int = 0,
-    poison: bool = False,
-) -> KVPool:
-    """A pool in the first layout that each layer's backend and the settings agree on."""
+) -> list[KVLayout]:
+    """The first layout that each layer's backend and the settings agree on."""
     by_group = dict(backends)
-    layouts = [
+    return [
         choose_layout(
             by_group[spec.group].kv_layouts(attention_specs[spec.layer]),
             settings.kv_dtype,
@@ -76,6 +76,18 @@ def make_pool(
         )
         for spec in kv_specs
     ]
+
+
+def make_pool(
+    settings: RunnerSettings,
+    kv_specs: Sequence[KVSpec],
+    layouts: Sequence[KVLayout],
+    *,
+    num_blocks: int,
+    num_host_blocks: int = 0,
+    poison: bool = False,
+) -> KVPool:
+    """A pool in these layouts."""
     return KVPool(
         kv_specs,
         layouts,

@@ -23,7 +23,13 @@ from octavo.core.runner import profile
 from octavo.core.runner.attention_op import AttentionOp
 from octavo.core.runner.batch import BatchBuilder, StepBatch
 from octavo.core.runner.kv_pool import DEVICE_COPY, KVPool, block_bytes
-from octavo.core.runner.kv_setup import Backends, kv_budget, make_backends, make_pool
+from octavo.core.runner.kv_setup import (
+    Backends,
+    kv_budget,
+    layouts_of,
+    make_backends,
+    make_pool,
+)
 from octavo.core.runner.logprobs import PromptLogprobsCollector, columns
 from octavo.core.runner.masks import apply_masks
 from octavo.core.runner.mirror import Mirror
@@ -79,7 +85,7 @@ class ModelRunner(Worker):
         with _timed(phases, "profile"):
             found = self._profile()
         parameters, weight_bytes = profile.weight_size(module)
-        size = block_bytes(self._kv_specs, settings.block_size, settings.kv_dtype)
+        size = block_bytes(self._kv_specs, self._layouts, settings.block_size, settings.kv_dtype)
         return WorkerReport(
             kv_specs=tuple(self._kv_specs),
             num_parameters=parameters,
@@ -106,6 +112,7 @@ class ModelRunner(Worker):
         )
         self._builder = BatchBuilder(self.mirror, max_tokens=max_tokens, device=settings.device)
         self._backends = make_backends(settings, self._parts, self._kv_specs, self._attention.specs)
+        self._layouts = layouts_of(settings, self._backends, self._kv_specs, self._attention.specs)
         self._sampler = self._parts.sampler(
             SamplerContext(vocab_size, settings.max_num_seqs, settings.device)
         )
@@ -170,9 +177,8 @@ class ModelRunner(Worker):
         self._drop_pool()
         self.pool = make_pool(
             self.settings,
-            self._backends,
             self._kv_specs,
-            self._attention.specs,
+            self._layouts,
             num_blocks=num_blocks,
             num_host_blocks=num_host_blocks,
             poison=poison,

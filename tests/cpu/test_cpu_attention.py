@@ -24,7 +24,7 @@ from octavo.core.contracts.attention_backend import (
 )
 from octavo.core.contracts.model import AttentionSpec, KVSpec
 from octavo.core.errors import PluginUnavailable
-from octavo.core.runner.kv_pool import KVPool
+from octavo.core.runner.kv_pool import KVPool, choose_layout
 
 CPU = torch.device("cpu")
 LONGEST = 2048
@@ -56,6 +56,14 @@ def rotated(x: torch.Tensor, spec: AttentionSpec, first: int = 0) -> torch.Tenso
     return x
 
 
+def as_stored(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """float32 x[S, h, D] as a pool of this type keeps it; int8 with a scale for each head."""
+    if dtype != torch.int8:
+        return x.to(dtype).float()
+    most = x.abs().amax(-1, keepdim=True)
+    return (x * (127.0 / most)).round() * (most / 127.0)
+
+
 class Sequence_:
     """One sequence's q [S, H, D], k [S, K, D] and v [S, K, Dv], unrotated."""
 
@@ -74,8 +82,8 @@ class Sequence_:
         """[S, H, Dv] in float64, with keys and values rounded as the pool stores them."""
         spec = self.spec
         group = spec.num_heads // spec.num_kv_heads
-        k = rotated(self.k, spec).float().to(stored).double().repeat_interleave(group, 1)
-        v = self.v.float().to(stored).double().repeat_interleave(group, 1)
+        k = as_stored(rotated(self.k, spec).float(), stored).double().repeat_interleave(group, 1)
+        v = as_stored(self.v.float(), stored).double().repeat_interleave(group, 1)
         logits = torch.einsum("qhd,khd->hqk", rotated(self.q, spec), k) * spec.scale
         if spec.soft_cap is not None:
             logits = spec.soft_cap * torch.tanh(logits / spec.soft_cap)
@@ -105,7 +113,7 @@ class Engine:
         kv_spec = KVSpec(0, "full", spec.num_kv_heads, spec.head_size, spec.value_head_size)
         pool = KVPool(
             [kv_spec],
-            CpuAttention.kv_layouts(spec)[:1],
+            [choose_layout(CpuAttention.kv_layouts(spec), kv_dtype, block_size)],
             num_blocks=blocks,
             block_size=block_size,
             dtype=kv_dtype,
@@ -264,6 +272,7 @@ def test_random_shapes(
         (torch.float32, torch.bfloat16, 1e-5),
         (torch.float32, torch.float16, 1e-5),
         (torch.float32, torch.float8_e4m3fn, 1e-5),
+        (torch.float32, torch.int8, 1e-5),
         (torch.bfloat16, torch.bfloat16, 5e-3),
         (torch.bfloat16, torch.float32, 5e-3),
     ],
@@ -291,6 +300,17 @@ def test_every_value_is_stored_as_torch_stores_it(library: Any, kv_dtype: torch.
     assert torch.equal(stored.float(), sequence.v.to(kv_dtype).float())
 
 
+@pytest.mark.parametrize("size", [8, 20, 72])
+def test_int8_of_odd_head_sizes(library: Any, size: int) -> None:
+    spec = AttentionSpec(4, 2, size, size + 4, 0.3)
+    engine = Engine(spec, library=library, kv_dtype=torch.int8)
+    sequence = Sequence_(spec, 70, size, torch.float32)
+    assert close(engine.in_chunks(sequence, 33), sequence.expected(torch.int8), 1e-5)
+    zero = Sequence_(spec, 70, size, torch.float32)
+    zero.k[:], zero.v[:] = 0.0, 0.0
+    assert not engine.in_chunks(zero, 33).any()
+
+
 def test_keys_are_stored_rotated() -> None:
     engine = Engine(PLAIN)
     sequence = Sequence_(PLAIN, 40, 7, torch.float32)
@@ -310,7 +330,7 @@ BITS = [
 
 
 @pytest.mark.parametrize("spec", BITS)
-@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16, torch.int8])
 def test_chunks_change_no_bit(library: Any, spec: AttentionSpec, kv_dtype: torch.dtype) -> None:
     sequence = Sequence_(spec, 330, 11, torch.float32)
     whole = Engine(spec, library=library, kv_dtype=kv_dtype).in_chunks(sequence, 330)
@@ -372,16 +392,17 @@ def test_instruction_sets_give_the_same_bits(library: Any, spec: AttentionSpec) 
     assert torch.equal(here, Engine(spec, library=native.kernels()).in_chunks(sequence, 90))
 
 
-def test_a_broken_token_stays_in_its_own_sequence_and_future() -> None:
+@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.int8])
+def test_a_broken_token_stays_in_its_own_sequence_and_future(kv_dtype: torch.dtype) -> None:
     """NaN in one token's value reaches later queries of that sequence, and nothing else."""
     clean = [Sequence_(PLAIN, 80, 50 + i, torch.float32) for i in range(2)]
     rows = [(sequence, 0, 80) for sequence in clean]
-    expected = Engine(PLAIN).step(rows)
-    clean[0].v[30] = math.nan
-    found = Engine(PLAIN).step(rows)
+    expected = Engine(PLAIN, kv_dtype=kv_dtype).step(rows)
+    clean[0].v[30, :, 3] = math.nan
+    found = Engine(PLAIN, kv_dtype=kv_dtype).step(rows)
     assert torch.equal(found[1], expected[1])
     assert torch.equal(found[0][:30], expected[0][:30])
-    assert found[0][30:].isnan().all()
+    assert found[0][30:, :, 3].isnan().all()
 
 
 # ---- choosing ------------------------------------------------------------------------------------

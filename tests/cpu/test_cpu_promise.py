@@ -210,6 +210,7 @@ def test_preemption(
         ({"dtype": "bfloat16"}, "auto"),
         ({"quantization": "packed"}, "bfloat16"),
         ({"quantization": "packed"}, "fp8"),
+        ({"quantization": "int4"}, "int8"),
     ],
 )
 def test_other_forms_of_weights_and_cache(

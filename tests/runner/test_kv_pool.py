@@ -126,9 +126,34 @@ def test_too_large_a_pool_is_a_capacity_error():
 
 
 def test_bytes_of_a_block():
-    assert block_bytes(
-        [KVSpec(0, "full", 3, 8, 4), KVSpec(1, "full", 1, 2, 2)], 16, torch.float16
-    ) == ((3 * 12 + 4) * 16 * 2)
+    specs = [KVSpec(0, "full", 3, 8, 4), KVSpec(1, "full", 1, 2, 2)]
+    plain, scaled = KVLayout(LAYOUTS[0]), KVLayout(LAYOUTS[0], ("int8",), extra=4)
+    assert block_bytes(specs, [plain] * 2, 16, torch.float16) == (3 * 12 + 4) * 16 * 2
+    assert block_bytes(specs, [scaled] * 2, 16, torch.int8) == (3 * 20 + 12) * 16
+
+
+@pytest.mark.parametrize("value_size", [8, 5])
+def test_what_a_layout_keeps_beside_the_values_is_copied_with_them(value_size):
+    specs = [KVSpec(0, "full", 2, 8, value_size)]
+    pool = KVPool(
+        specs,
+        [KVLayout(LAYOUTS[1], ("int8",), extra=4)],
+        num_blocks=6,
+        block_size=4,
+        dtype=torch.int8,
+        device=CPU,
+        num_host_blocks=2,
+        poison=True,
+    )
+    cache = pool.layers[0]
+    assert cache.k.shape == (6, 4, 2, 12)
+    assert cache.v.shape == (6, 4, 2, value_size + 4)
+    assert not cache.k[0].any()
+    assert cache.k[1, 0, 0, 8:].clone().view(torch.float32).isnan()
+    cache.k[2] = torch.arange(96, dtype=torch.int8).view(4, 2, 12)
+    pool.copy(copies((0, 0, 2, 3, 4), (1, 0, 2, 1, 4), (2, 0, 1, 5, 3)))
+    assert torch.equal(cache.k[3], cache.k[2])
+    assert torch.equal(cache.k[5, :3], cache.k[2, :3])
 
 
 def test_the_first_layout_that_fits_is_taken():
