@@ -22,6 +22,13 @@ def octavo_graph_runners() -> list[Provider[Any]]:
 
 
 @hookimpl
+def octavo_samplers() -> list[Provider[Any]]:
+    from octavo.backends.samplers import PROVIDERS
+
+    return PROVIDERS
+
+
+@hookimpl
 def octavo_quantizations() -> list[Provider[Any]]:
     from octavo.backends.quantization import PROVIDERS
 

@@ -8,11 +8,15 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from octavo.core.contracts import Platform
 from octavo.core.errors import ConfigError
+
+_SPINS = "10000"
+"""Rounds of waiting before a thread sleeps. See docs/decisions/2026-11-29-cpu-kernels.md."""
 
 
 def detect_platform(device: str) -> tuple[Platform, str]:
@@ -62,6 +66,15 @@ def cpu_threads() -> tuple[int, str]:
     if quota is not None and quota < cores:
         return max(1, math.ceil(quota)), f"the cgroup allows {quota:g} cores"
     return max(1, cores), why
+
+
+def limit_spinning() -> None:
+    """Let threads of OpenMP that wait for work sleep after a fraction of a millisecond: GNU's spin
+    for milliseconds, on cores that other processes (the API's) or the thread that they wait for may
+    need. Call it before torch is imported: the runtime reads its environment when it is loaded.
+    Whoever has set `GOMP_SPINCOUNT` or `OMP_WAIT_POLICY` keeps it."""
+    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
 
 
 def cgroup_cpus(

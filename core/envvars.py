@@ -96,6 +96,23 @@ LOG_LEVEL = EnvVar(
     _log_level,
 )
 
+CPU_ISAS = ("native", "avx2", "generic")
+
+
+def _isa(text: str | None) -> str:
+    if text is not None and text not in CPU_ISAS:
+        raise ValueError(f"one of {', '.join(CPU_ISAS)}")
+    return text or "native"
+
+
+CPU_ISA = EnvVar(
+    "OCTAVO_CPU_ISA",
+    "native, avx2 or generic",
+    "native: all that this CPU has",
+    "Instruction set that the native CPU kernels are compiled for.",
+    _isa,
+)
+
 API_KEYS = EnvVar(
     "OCTAVO_API_KEYS",
     "keys, comma-separated",
@@ -112,4 +129,4 @@ TRACE_HOOKS = EnvVar(
     _switch,
 )
 
-ALL: tuple[EnvVar, ...] = (PLUGINS, CACHE_DIR, LOG_LEVEL, API_KEYS, TRACE_HOOKS)
+ALL: tuple[EnvVar, ...] = (PLUGINS, CACHE_DIR, LOG_LEVEL, CPU_ISA, API_KEYS, TRACE_HOOKS)

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.core.contracts import Availability, ProbeContext
-from octavo.core.envvars import CACHE_DIR
+from octavo.core.envvars import CACHE_DIR, CPU_ISA
 from octavo.core.errors import PluginUnavailable
 
 _FOLDER = Path(__file__).parent
@@ -42,7 +42,7 @@ ISA_FLAGS: dict[str, tuple[str, ...]] = {
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "generic": ("-DOCTAVO_GENERIC",),
 }
-"""Instruction sets that can be built on purpose; `native` asks the compiler for this CPU's."""
+"""Flags of the instruction sets of `OCTAVO_CPU_ISA`; `native` asks the compiler for this CPU's."""
 
 _failed: dict[Path, str] = {}
 """Why a library could not be built: every part that needs it asks, one answer is enough."""
@@ -100,14 +100,14 @@ def probe(context: ProbeContext) -> Availability:
     if platform.system() not in ("Linux", "Darwin"):
         return Availability(False, f"is not built on {platform.system()}", LOST)
     try:
-        tools = toolchain()
-        if not _cached("kernels", sources()).exists():
-            _build("probe", {"probe.c": _PROBE.encode(), **_headers()}, tools)
+        tools, isa = toolchain(), CPU_ISA.get()
+        if not _cached("kernels", sources(), isa).exists():
+            _build("probe", {"probe.c": _PROBE.encode(), **_headers()}, tools, isa)
     except PluginUnavailable as error:
         return Availability(False, str(error), LOST)
     except OSError as error:
         return Availability(False, f"the kernel cache cannot be used: {error}", LOST)
-    return Availability(True, f"compiled by {tools.version.splitlines()[0]}")
+    return Availability(True, f"native kernels by {tools.version.splitlines()[0]}")
 
 
 def library(isa: str = "native", extra: Sequence[str] = ()) -> Path:

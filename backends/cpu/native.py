@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from ctypes import c_char_p, c_double, c_int64, c_void_p
+from ctypes import c_char_p, c_double, c_float, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 
 from octavo.backends.cpu import build
 from octavo.core.contracts.attention_backend import AttentionBatch, AttentionLayer
+from octavo.core.envvars import CPU_ISA
 
 ALIGNMENT = 64
 
@@ -72,6 +73,15 @@ class BatchStruct(ctypes.Structure):
     ]
 
 
+SAMPLING_COLUMNS = ("temperature", "top_p", "min_p", "top_k", "seed", "position", "index")
+
+
+class SamplingStruct(ctypes.Structure):
+    """`columns_t` of sampling.c."""
+
+    _fields_ = [(name, c_void_p) for name in SAMPLING_COLUMNS]
+
+
 class LayerStruct(ctypes.Structure):
     """`layer_t` of decoder.c."""
 
@@ -97,6 +107,8 @@ ACTIVATIONS = {"silu": 1, "gelu": 2, "gelu_tanh": 3}
 
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "octavo_isa": (c_char_p, ()),
+    "octavo_measure_read": (c_float, (c_void_p, c_int64, c_int64)),
+    "octavo_measure_multiply": (c_int64, (c_int64, c_int64, c_void_p)),
     "octavo_packed_bytes": (c_int64, (c_int64,) * 4),
     "octavo_pack_bias": (None, (c_void_p, c_int64, c_int64, c_void_p)),
     "octavo_pack": (
@@ -119,6 +131,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         ),
     ),
     "octavo_decoder": (None, (*(c_void_p,) * 4, c_int64)),
+    "octavo_sample": (None, (c_void_p, *(c_int64,) * 3, *(c_void_p,) * 3, c_int64)),
     "octavo_linear": (
         None,
         (
@@ -136,9 +149,14 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
+def kernels(isa: str | None = None) -> Any:
+    """The library with typed functions, compiled on first use; isa: of `OCTAVO_CPU_ISA` when it is
+    not given. Raises `PluginUnavailable`."""
+    return _kernels(isa or CPU_ISA.get())
+
+
 @functools.lru_cache
-def kernels(isa: str = "native") -> Any:
-    """The library with typed functions, compiled on first use. Raises `PluginUnavailable`."""
+def _kernels(isa: str) -> Any:
     return open_library(build.library(isa))
 
 

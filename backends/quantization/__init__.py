@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from octavo.core.contracts import Availability, ProbeContext, Provider, Requirement
@@ -24,7 +25,8 @@ def native_unquantized(context: ProbeContext) -> Availability:
         return answer
     from octavo.backends.cpu.support import linear_probe
 
-    return linear_probe(context)
+    kernels = linear_probe(context)
+    return replace(kernels, reason=f"{answer.reason}; {kernels.reason}") if kernels else kernels
 
 
 _CPU = (Requirement(devices=("cpu",)),)

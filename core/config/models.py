@@ -97,7 +97,9 @@ class ModelConfig(Section):
         description="Longest sequence, prompt and output, in tokens. Default: the model's own.",
     )
     quantization: Choice = Field(
-        default=AUTO, description="How linear layers hold their weights. auto: as the checkpoint."
+        default=AUTO,
+        description="How linear layers hold their weights. auto: the checkpoint's own method, "
+        "else the best that rounds nothing.",
     )
     implementation: Choice = Field(
         default=AUTO, description="Model implementation. auto: by the checkpoint's architecture."

@@ -117,10 +117,12 @@ class Sampler(ABC):
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
         """Draw one token a row from float32[R, V]; may change `logits` in place."""
 
-    @abstractmethod
     def logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, num: int) -> TokenLogprobs:
         """Log-softmax of raw float32[m, V] for the given int64[m] tokens and the `num` (0 to V)
         most probable ones. A rank is 1 plus the number of tokens before it in descending order."""
+        from octavo.core.token_order import token_logprobs
+
+        return token_logprobs(logits, token_ids, num)
 
 
 class Spec:

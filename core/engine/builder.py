@@ -22,6 +22,7 @@ from octavo.core.contracts.observer import Observer, ObserverContext
 from octavo.core.contracts.preemption_policy import PreemptionPolicy, PreemptionPolicyContext
 from octavo.core.contracts.scheduler_policy import SchedulerPolicy, SchedulerPolicyContext
 from octavo.core.contracts.tokenizer import Tokenizer
+from octavo.core.device import limit_spinning
 from octavo.core.engine.core import EngineCore
 from octavo.core.engine.kv import Room, make_manager, size_pools
 from octavo.core.engine.observers import Observers
@@ -67,6 +68,8 @@ def build_engine(
 
 def _make_executor(resolved: Resolved, registry: Registry, clock: Callable[[], float]) -> Executor:
     def make(rank: int, world: int) -> Worker:
+        if resolved.platform.device == "cpu":
+            limit_spinning()
         from octavo.core.runner.worker import make_worker
 
         return make_worker(resolved, registry, rank, world)

@@ -107,6 +107,10 @@ class TestTorchSampler(SamplerSuite):
     entry = known("sampler", "torch")
 
 
+class TestCpuSampler(SamplerSuite):
+    entry = known("sampler", "cpu")
+
+
 class TestEager(GraphRunnerSuite):
     entry = known("graph_runner", "eager")
 

@@ -6,41 +6,9 @@ depend on the other rows, nor on how a device orders its sums.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
-_LOW = 0xFFFFFFFF
 _WEIGHT_ONE = 2.0**40
-
-
-def top_tokens(values: torch.Tensor, num: int) -> torch.Tensor:
-    """int64[r, num]: the tokens with the largest values float32[r, V], in descending order, ties to
-    the lower id. Rows with NaN give some token ids."""
-    keys = order_keys(values)
-    # NumPy's vectorised partition and sort are several times as fast as torch's on a CPU.
-    top = _largest_numpy(keys, num) if keys.device.type == "cpu" else largest(keys, num)
-    return (top & _LOW) ^ _LOW
-
-
-def largest(keys: torch.Tensor, num: int) -> torch.Tensor:
-    """int64[r, num]: the largest of int64[r, V], in descending order."""
-    return keys.topk(num, dim=1).values
-
-
-def _largest_numpy(keys: torch.Tensor, num: int) -> torch.Tensor:
-    array, size = keys.numpy(), keys.shape[1]
-    if num < size:
-        array = np.partition(array, size - num, axis=1)[:, size - num :]
-    return torch.from_numpy(np.sort(array, axis=1)[:, ::-1].copy())
-
-
-def order_keys(values: torch.Tensor) -> torch.Tensor:
-    """int64[r, V] that order as (value, lower id first); all differ. The upper half is the float's
-    bits, turned so that they order as integers; adding 0 makes -0 and 0 one."""
-    bits = (values + 0.0).view(torch.int32)
-    upper = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() << 32
-    low = torch.arange(values.shape[1], device=values.device) ^ _LOW
-    return upper | low
 
 
 def weights(scaled: torch.Tensor, top: torch.Tensor) -> torch.Tensor:

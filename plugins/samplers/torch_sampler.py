@@ -26,21 +26,19 @@ from octavo.core.contracts.sampler import (
     Sampler,
     SamplerContext,
     SamplingBatch,
-    TokenLogprobs,
 )
+from octavo.core.token_order import top_tokens
 from octavo.plugins.samplers.noise import DrawKeys, draw_all, noise_at
 from octavo.plugins.samplers.selection import (
     in_nucleus,
     mass_needed,
     min_p_floor,
-    top_tokens,
     weights,
 )
 
 _NARROW = 1024
 _FOUR = 4  # tokens of a block whose noise costs as much as that of one candidate
 _LARGEST = torch.finfo(torch.float32).max
-_LOGPROB_ELEMENTS = 2**24
 
 
 class TorchSampler(Sampler):
@@ -78,20 +76,6 @@ class TorchSampler(Sampler):
             if rows.size:
                 ways.append((rows, width))
         return ways
-
-    def logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, num: int) -> TokenLogprobs:
-        step = max(1, _LOGPROB_ELEMENTS // self._vocab_size)
-        parts = [
-            _logprobs(logits[start : start + step], token_ids[start : start + step], num)
-            for start in range(0, max(1, len(logits)), step)
-        ]
-        if len(parts) == 1:
-            return parts[0]
-        return TokenLogprobs(
-            torch.cat([part.token_ids for part in parts]),
-            torch.cat([part.values for part in parts]),
-            torch.cat([part.ranks for part in parts]),
-        )
 
 
 @dataclass(slots=True)
@@ -184,13 +168,3 @@ def _argmax(logits: torch.Tensor) -> torch.Tensor:
     if logits.device.type == "cpu":
         return torch.from_numpy(logits.numpy().argmax(axis=1))
     return logits.argmax(dim=1)
-
-
-def _logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num: int) -> TokenLogprobs:
-    column = token_ids.unsqueeze(1)
-    chosen = logits.gather(1, column)
-    order = torch.arange(logits.shape[1], device=logits.device)
-    before = (logits > chosen) | ((logits == chosen) & (order < column))
-    values = torch.log_softmax(logits, dim=1)
-    ids = torch.cat([column, top_tokens(logits, num)], dim=1) if num else column
-    return TokenLogprobs(ids, values.gather(1, ids), before.sum(dim=1) + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -119,3 +120,25 @@ def test_bad_values(monkeypatch, tmp_path):
     monkeypatch.setenv("OCTAVO_CACHE_DIR", str(tmp_path / "file"))
     with pytest.raises(ConfigError, match="OCTAVO_CACHE_DIR: expected a folder, not a file, got"):
         envvars.CACHE_DIR.get()
+
+
+@pytest.mark.parametrize(
+    ("loaded", "given", "expected"),
+    [
+        (False, {}, "10000"),
+        (False, {"GOMP_SPINCOUNT": "7"}, "7"),
+        (False, {"OMP_WAIT_POLICY": "active"}, None),
+        (True, {}, None),
+    ],
+)
+def test_waiting_threads_sleep_soon(monkeypatch, loaded, given, expected):
+    """Only where it still has an effect, and never against the user's own choice."""
+    modules = {"torch": None} if loaded else {}
+    monkeypatch.setattr(device, "sys", SimpleNamespace(modules=modules))
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setenv("GOMP_SPINCOUNT", "restored afterwards")
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    device.limit_spinning()
+    assert os.environ.get("GOMP_SPINCOUNT") == expected

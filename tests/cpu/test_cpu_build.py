@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -11,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from octavo.backends.cpu import build
+from octavo.backends.cpu import build, native
 from octavo.core.contracts import Platform, ProbeContext
-from octavo.core.errors import PluginUnavailable
+from octavo.core.errors import ConfigError, PluginUnavailable
 
 _SMALL = {"small.c": b"int octavo_small(void) { return 7; }\n"}
 
@@ -102,6 +103,22 @@ def test_a_compiler_without_openmp_still_builds(
     assert _small().exists()
 
 
+def test_instruction_sets_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`OCTAVO_CPU_ISA` decides what the kernels are built for, and a typo is told."""
+    seen = []
+    monkeypatch.setattr(build, "_build", lambda *args: seen.append(args[3]))
+    monkeypatch.setenv("OCTAVO_CPU_ISA", "avx2")
+    native._kernels.cache_clear()
+    monkeypatch.setattr(native, "open_library", lambda path: "opened")
+    assert native.kernels() == "opened"
+    assert build.probe(ProbeContext(Platform("cpu")))
+    assert seen == ["avx2", "avx2"]
+    monkeypatch.setenv("OCTAVO_CPU_ISA", "avx3")
+    with pytest.raises(ConfigError, match="OCTAVO_CPU_ISA: expected one of native, avx2, generic"):
+        native.kernels()
+    native._kernels.cache_clear()
+
+
 def test_another_device_is_refused() -> None:
     answer = build.probe(ProbeContext(Platform("cuda", (9, 0))))
     assert not answer
@@ -118,6 +135,34 @@ def test_probing_needs_no_torch(fresh: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def _cross_compiler() -> list[str] | None:
+    """A command that compiles for 64-bit ARM, when this machine has one."""
+    found = shutil.which("aarch64-linux-gnu-gcc")
+    if found is not None:
+        return [found]
+    if importlib.util.find_spec("ziglang") is not None:
+        return [sys.executable, "-m", "ziglang", "cc", "-target", "aarch64-linux-gnu"]
+    return None
+
+
+@pytest.mark.slow
+def test_neon_compiles(tmp_path: Path) -> None:
+    command = _cross_compiler()
+    if command is None:
+        pytest.skip("no compiler for 64-bit ARM: gcc-aarch64-linux-gnu, or the package ziglang")
+    for name, text in build.sources().items():
+        (tmp_path / name).write_bytes(text)
+    for name in sorted(tmp_path.glob("*.c")):
+        done = subprocess.run(
+            [*command, *build._FLAGS, "-c", name.name, "-o", "out.o"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
 
 
 def test_the_kernels_share_torchs_threads() -> None:

@@ -19,7 +19,7 @@ from octavo.backends.cpu import build
 from octavo.core.errors import PluginUnavailable
 from octavo.models.families.decoder import Decoder
 
-PARTS = ("quantization", "attention_backend", "graph_runner")
+PARTS = ("quantization", "attention_backend", "sampler", "graph_runner")
 PROMPT = {"prompt_token_ids": [5, 9, 14, 3, 77, 20]}
 
 
@@ -74,7 +74,7 @@ def answer(llm: LLM) -> list[int]:
 def usual(folder: Path) -> list[int]:
     """The answer of the native parts."""
     with started(folder) as llm:
-        assert chosen(llm) == dict(zip(PARTS, ("packed", "cpu", "native"), strict=True))
+        assert chosen(llm) == dict(zip(PARTS, ("packed", "cpu", "cpu", "native"), strict=True))
         assert not llm.report.notes
         return answer(llm)
 
@@ -109,7 +109,7 @@ def test_without_a_compiler_everything_works(
         monkeypatch.setenv("PATH", "")
     with started(folder) as llm:
         assert answer(llm) == usual
-        assert chosen(llm) == dict(zip(PARTS, ("none", "torch", "eager"), strict=True))
+        assert chosen(llm) == dict(zip(PARTS, ("none", "torch", "torch", "eager"), strict=True))
         why = "could not be compiled" if broken else "there is no C compiler"
         assert why in rejected(llm)["packed"]
         assert why in rejected(llm)["cpu"]
@@ -120,11 +120,11 @@ def test_without_a_compiler_everything_works(
 
 def test_reference_parts_by_name(folder: Path, usual: list[int]) -> None:
     with started(folder, attention={"backend": "torch"}) as llm:
-        assert chosen(llm) == dict(zip(PARTS, ("packed", "torch", "eager"), strict=True))
+        assert chosen(llm) == dict(zip(PARTS, ("packed", "torch", "cpu", "eager"), strict=True))
         assert "needs attention backend cpu, this is torch" in rejected(llm)["native"]
         assert answer(llm) == usual
     with started(folder, graph={"runner": "eager"}) as llm:
-        assert chosen(llm) == dict(zip(PARTS, ("packed", "cpu", "eager"), strict=True))
+        assert chosen(llm) == dict(zip(PARTS, ("packed", "cpu", "cpu", "eager"), strict=True))
         assert answer(llm) == usual
 
 

@@ -27,7 +27,9 @@ def _runtime(name: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["test_cpu_linear.py", "test_cpu_attention.py"])
+@pytest.mark.parametrize(
+    "name", ["test_cpu_linear.py", "test_cpu_attention.py", "test_cpu_sampler.py"]
+)
 def test_no_access_out_of_bounds(name: str) -> None:
     environment = {
         **os.environ,

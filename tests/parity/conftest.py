@@ -34,6 +34,7 @@ REFERENCE = {
     "model": {"quantization": "none"},
     "attention": {"backend": "torch"},
     "graph": {"runner": "eager"},
+    "sampler": {"backend": "torch"},
 }
 """The parts that compute with torch's operators, in place of the best that run here."""
 

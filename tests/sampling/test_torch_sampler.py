@@ -12,12 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.core import token_order
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.sampler import SamplerContext
 from octavo.core.random import gumbel
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.testing.conformance.sampler import make_batch
-from octavo.plugins.samplers import noise, selection, torch_sampler
+from octavo.plugins.samplers import noise, torch_sampler
 from octavo.plugins.samplers.torch_sampler import TorchSampler
 
 MAX_ROWS = 64
@@ -190,12 +191,12 @@ def test_torch_noise_has_the_bits_of_numpy() -> None:
 @pytest.mark.parametrize("num", [1, 7, 64])
 def test_torch_and_numpy_find_the_same_top_tokens(num: int) -> None:
     values = torch.from_numpy(make_logits(6, 9, 64, "ties"))
-    keys = selection.order_keys(values)
+    keys = token_order.order_keys(values)
     expected = [sorted(range(64), key=lambda t: (-row[t], t))[:num] for row in values.tolist()]
-    assert selection.top_tokens(values, num).tolist() == expected
+    assert token_order.top_tokens(values, num).tolist() == expected
     turned = [sorted(range(64), key=lambda t: -row[t])[:num] for row in keys.tolist()]
     assert turned == expected
-    largest = selection.largest(keys, num)
+    largest = token_order.largest(keys, num)
     assert torch.equal(keys.gather(1, torch.tensor(expected)), largest)
 
 
@@ -348,7 +349,7 @@ def test_logprobs_are_the_same_alone_and_in_pieces(monkeypatch: pytest.MonkeyPat
     logits = np.random.default_rng(5).normal(0, 2, (33, 3000)).astype(np.float32)
     tokens = list(range(33))
     together = logprobs(logits, tokens, 4)
-    monkeypatch.setattr(torch_sampler, "_LOGPROB_ELEMENTS", 3000 * 5)
+    monkeypatch.setattr(token_order, "_ELEMENTS", 3000 * 5)
     pieces = logprobs(logits, tokens, 4)
     alone = [logprobs(logits[i : i + 1], [i], 4) for i in range(33)]
     for name in ("token_ids", "values", "ranks"):
