@@ -62,6 +62,10 @@ class TokenTimes:
                 return f"request {row} ended with {reason!r} after {count} of {output_len} tokens"
         return None
 
+    def all_started_s(self) -> float:
+        """Seconds until every request had its first token."""
+        return float(self._first.max() - self._start)
+
     def result(self) -> dict[str, Any]:
         """`ttft_s` and `itl_s` as by `summarize`."""
         gaps = np.concatenate(self._gaps) if self._gaps else np.empty(0)
