@@ -103,31 +103,26 @@ INLINE vi dot_i4_sum(vi acc) { return acc; }
 
 #endif
 
-/* Round 32 floats of row r of M to a packed group. Magnitudes below 1e-30 count as zero; a group with
+/* Round 32 floats to row r of M of a packed group. Magnitudes below 1e-30 count as zero; a group with
  * a NaN or an infinity has scale NaN. */
 INLINE void quantize_group(const float *x, int8_t *group, int64_t M, int64_t r) {
-  vf top = vf_set(0.0f), nan = top;
+  const vi magnitude = vi_set(0x7fffffff); /* floats without sign are ordered as integers, NaN above all */
+  vi top = vi_set(0);
+  for (int i = 0; i < GROUP; i += LANES) top = vi_max(top, vi_and(vf_as_int(vf_load(x + i)), magnitude));
+  const int32_t bits = vi_most(top);
+  float most, d = NAN;
+  memcpy(&most, &bits, 4);
+  const int finite = bits < 0x7f800000;
+  const float inverse = finite && most > 1e-30f ? 127.0f / most : 0.0f;
+  if (finite) d = most / 127.0f;
+  vi sum = vi_set(0);
   for (int i = 0; i < GROUP; i += LANES) {
-    vf a = vf_load(x + i);
-    top = vf_max(vf_max(a, vf_sub(vf_set(0.0f), a)), top);
-    nan = vf_fma(a, vf_set(0.0f), nan);
+    const vi q = finite ? vf_to_int(vf_mul(vf_load(x + i), vf_set(inverse))) : vi_set(0);
+    vi_store_i8(group + r * GROUP + i, q);
+    sum = vi_add(sum, q);
   }
-  float lanes[LANES], most = 0.0f, check = 0.0f;
-  vf_store(lanes, top);
-  for (int i = 0; i < LANES; i++) most = lanes[i] > most ? lanes[i] : most;
-  vf_store(lanes, nan);
-  for (int i = 0; i < LANES; i++) check += lanes[i];
-  const float inverse = most > 1e-30f ? 127.0f / most : 0.0f;
-  int8_t *q = group + r * GROUP;
-  int32_t sum = 0;
-  for (int i = 0; i < GROUP; i += LANES) {
-    int32_t rounded[LANES];
-    vi v = vf_to_int(vf_mul(vf_load(x + i), vf_set(inverse)));
-    memcpy(rounded, &v, sizeof v);
-    for (int j = 0; j < LANES; j++) q[i + j] = (int8_t)rounded[j], sum += q[i + j]; /* NaN: 0 */
-  }
-  float d = most / 127.0f + check, s = d * (float)sum;
-  int32_t t = -128 * sum;
+  const int32_t total = vi_sum(sum), t = -128 * total;
+  const float s = d * (float)total;
   memcpy(group + M * GROUP + r * 4, &d, 4);
   memcpy(group + M * (GROUP + 4) + r * 4, &s, 4);
   memcpy(group + M * (GROUP + 8) + r * 4, &t, 4);

@@ -12,11 +12,12 @@
 #include "tiles.h"
 #include "activations.h"
 
-#define KC 256                  /* inputs a block: NP panels of weights stay in the first cache */
-#define CACHED_X (384 << 10)    /* bytes of packed rows that stay in the second cache */
-#define BLOCK_ROWS 96           /* most rows a block */
-#define SHARED_WORK 8192        /* packing more floats than this is shared between the threads */
-#define SUPER_BYTES (4 << 20)   /* about the packed rows that are shared at once */
+/* inputs a block: the weights of a tile's panels stay in the first cache */
+#define KC(kind) ((kind) == W_I8 || (kind) == W_I4 ? 512 : 256)
+#define CACHED_X (384 << 10)  /* bytes of packed rows that stay in the second cache */
+#define BLOCK_ROWS 96         /* most rows a block */
+#define SHARED_WORK 8192      /* packing more floats than this is shared between the threads */
+#define SUPER_BYTES (4 << 20) /* about the packed rows that are shared at once */
 
 static int is_int(const linear_t *l) { return l->kind == W_I8 || l->kind == W_I4; }
 
@@ -70,34 +71,34 @@ static void pack_tile(const linear_t *l, const source_t *x, int64_t row, int64_t
 
 /* ---- outputs ----------------------------------------------------------------------------------------- */
 
-/* 16 outputs of one row from c: bias, activation with the panel after it, conversion, and into
- * columns [column, column + count) of y. */
+/* LANES outputs from c: bias, and the activation with the panel after it. */
+INLINE vf finish(const linear_t *l, const target_t *t, const float *c, int64_t place, int i) {
+  vf a = vf_load(c + i);
+  if (l->bias) a = vf_add(a, vf_load(l->bias + place + i));
+  if (t->activation == ACT_NONE) return a;
+  vf b = vf_load(c + PANEL + i);
+  if (l->bias) b = vf_add(b, vf_load(l->bias + place + PANEL + i));
+  return vf_mul(activate((int)t->activation, a), b);
+}
+
+/* 16 outputs of one row, finished, into columns [column, column + count) of y. */
 static void store_panel(const linear_t *l, const target_t *t, const float *c, int64_t place, int64_t row,
                         int64_t column, int64_t count) {
   float lanes[PANEL];
-  uint16_t halves[PANEL];
-  for (int i = 0; i < PANEL; i += LANES) {
-    vf a = vf_load(c + i);
-    if (l->bias) a = vf_add(a, vf_load(l->bias + place + i));
-    if (t->activation != ACT_NONE) {
-      vf b = vf_load(c + PANEL + i);
-      if (l->bias) b = vf_add(b, vf_load(l->bias + place + PANEL + i));
-      a = vf_mul(activate((int)t->activation, a), b);
+  float *y = (float *)t->y + row * t->stride + column;
+  if (t->type == DT_F32 && count == PANEL) {
+    for (int i = 0; i < PANEL; i += LANES) {
+      const vf a = finish(l, t, c, place, i);
+      vf_store(y + i, t->add ? vf_add(vf_load(y + i), a) : a);
     }
-    vf_store(lanes + i, a);
-  }
-  if (t->type == DT_F32) {
-    float *y = (float *)t->y + row * t->stride + column;
-    if (count == PANEL && t->add)
-      for (int i = 0; i < PANEL; i += LANES) vf_store(y + i, vf_add(vf_load(y + i), vf_load(lanes + i)));
-    else if (t->add)
-      for (int64_t i = 0; i < count; i++) y[i] += lanes[i];
-    else if (count == PANEL)
-      memcpy(y, lanes, sizeof lanes);
-    else
-      memcpy(y, lanes, (size_t)count * sizeof(float));
     return;
   }
+  for (int i = 0; i < PANEL; i += LANES) vf_store(lanes + i, finish(l, t, c, place, i));
+  if (t->type == DT_F32) {
+    for (int64_t i = 0; i < count; i++) y[i] = t->add ? y[i] + lanes[i] : lanes[i];
+    return;
+  }
+  uint16_t halves[PANEL];
   for (int i = 0; i < PANEL; i += LANES) vf_store_bf16(halves + i, vf_load(lanes + i));
   memcpy((uint16_t *)t->y + row * t->stride + column, halves, (size_t)count * sizeof(uint16_t));
 }
@@ -131,9 +132,13 @@ static const char *weights_at(const linear_t *l, int64_t panel0, int64_t k0) {
 }
 
 /* Rows cut into `count` tiles of nearly equal height. */
-typedef struct { int64_t rows, count; } tiling_t;
+typedef struct { int64_t rows, count, bytes; } tiling_t; /* bytes: of a packed tile */
 
-static tiling_t cut_rows(int64_t rows) { return (tiling_t){rows, (rows + MR - 1) / MR}; }
+static tiling_t cut_rows(const linear_t *l, int64_t rows) {
+  const int64_t height = rows <= MR && !is_int(l) ? MR : LOW;
+  const int64_t most = rows < height ? rows : height;
+  return (tiling_t){rows, (rows + height - 1) / height, (packed_bytes(l, most, l->k) + 63) / 64 * 64};
+}
 static int64_t tile_start(tiling_t t, int64_t i) {
   const int64_t each = t.rows / t.count, more = t.rows % t.count;
   return i * each + (i < more ? i : more);
@@ -143,13 +148,13 @@ static int64_t tile_height(tiling_t t, int64_t i) { return t.rows / t.count + (i
 /* Tiles [t0, t1) times panels [p, p + count) into c. packed(i): tile i of x. */
 static void multiply(const linear_t *l, tiling_t tiling, int64_t t0, int64_t t1, const char *const *packed,
                      int64_t p, int64_t count, float *c, int64_t cstride) {
-  const int64_t kcb = t1 - t0 > 2 ? KC : l->k, first_row = tile_start(tiling, t0);
+  const int64_t kcb = t1 - t0 > 1 ? KC(l->kind) : l->k, first_row = tile_start(tiling, t0);
   for (int64_t k0 = 0; k0 < l->k; k0 += kcb) {
     int64_t kc = l->k - k0 < kcb ? l->k - k0 : kcb, kind = l->kind, stride = panel_stride(l);
     if (is_int(l)) kc = (kc + GROUP - 1) / GROUP * GROUP;
     const char *w = weights_at(l, p, k0);
     int64_t step = stride * (kind == W_F32 ? 4 : kind == W_BF16 ? 2 : 1);
-    if (kind == W_BF16 && t1 - t0 > 1) { /* convert once for all tiles */
+    if (kind == W_BF16 && t1 - t0 > 2) { /* convert once for all tiles */
       float *wide = thread_scratch(SCRATCH_W, (size_t)(count * kc * PANEL) * sizeof(float));
       for (int64_t i = 0; i < count; i++)
         for (int64_t at = 0; at < kc * PANEL; at += LANES)
@@ -171,15 +176,15 @@ static void multiply(const linear_t *l, tiling_t tiling, int64_t t0, int64_t t1,
 /* Tiles [t0, t1) of rows times panels [p0, p1). shared: the tiles packed already, or NULL. */
 static void share(const linear_t *l, const source_t *x, const target_t *y, tiling_t tiling, int64_t t0, int64_t t1,
                   int64_t p0, int64_t p1, int64_t row0, char *shared) {
-  const int64_t tile_bytes = (packed_bytes(l, MR, l->k) + 63) / 64 * 64;
+  const int64_t tile_bytes = tiling.bytes;
   int64_t block = CACHED_X / tile_bytes;
-  block = block < 1 ? 1 : block > BLOCK_ROWS / MR ? BLOCK_ROWS / MR : block;
+  block = block < 1 ? 1 : block > BLOCK_ROWS / LOW ? BLOCK_ROWS / LOW : block;
   const int64_t widest_tile = 1 << widest(tile_height(tiling, tiling.count - 1), 8);
   const int64_t group = widest_tile > 2 ? widest_tile : 2, cstride = group * PANEL;
   for (int64_t b0 = t0; b0 < t1; b0 += block) {
     const int64_t b1 = t1 - b0 < block ? t1 : b0 + block, first = tile_start(tiling, b0);
     const int64_t rows = tile_start(tiling, b1 - 1) + tile_height(tiling, b1 - 1) - first;
-    const char *packed[BLOCK_ROWS / MR];
+    const char *packed[BLOCK_ROWS / LOW];
     const int plain = rows == 1 && !is_int(l) && x->type == DT_F32 && !x->norm;
     char *room = thread_scratch(SCRATCH_X, (size_t)(shared ? 0 : (b1 - b0) * tile_bytes) + (size_t)(rows * cstride) * 4);
     float *c = (float *)room;
@@ -211,20 +216,21 @@ static int packs_together(const linear_t *l, int64_t rows, int64_t threads) {
 
 size_t linear_shared_bytes(const linear_t *l, int64_t rows) {
   const int64_t most = super_rows(l), some = rows < most ? rows : most;
-  return (size_t)(((some + MR - 1) / MR) * ((packed_bytes(l, MR, l->k) + 63) / 64 * 64));
+  const tiling_t tiling = cut_rows(l, some), one = cut_rows(l, MR);
+  const int64_t all = tiling.count * tiling.bytes, last = one.count * one.bytes; /* whichever needs more */
+  return (size_t)(all > last ? all : last);
 }
 
 void linear_team(const team_t *team, const linear_t *l, const source_t *x, int64_t rows, const target_t *y,
                  void *shared) {
   const int64_t threads = team->threads, unit = l->paired ? 2 : 1;
   const int64_t units = packed_panels(l) / unit, most = super_rows(l);
-  const int64_t tile_bytes = (packed_bytes(l, MR, l->k) + 63) / 64 * 64;
   for (int64_t row0 = 0; row0 < rows; row0 += most) {
-    const tiling_t tiling = cut_rows(rows - row0 < most ? rows - row0 : most);
+    const tiling_t tiling = cut_rows(l, rows - row0 < most ? rows - row0 : most);
     const int together = packs_together(l, tiling.rows, threads);
     if (together) {
       for (int64_t i = team_first(team, tiling.count); i < team_end(team, tiling.count); i++)
-        pack_tile(l, x, row0 + tile_start(tiling, i), tile_height(tiling, i), (char *)shared + i * tile_bytes);
+        pack_tile(l, x, row0 + tile_start(tiling, i), tile_height(tiling, i), (char *)shared + i * tiling.bytes);
       team_barrier(team);
     }
     int64_t row_shares = 1; /* split rows too when there are few panels a thread */

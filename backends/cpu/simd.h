@@ -59,6 +59,10 @@ INLINE vi vi_and(vi a, vi b) { return _mm512_and_si512(a, b); }
 INLINE vi vi_neg(vi a) { return _mm512_sub_epi32(_mm512_setzero_si512(), a); }
 #define vi_shl(a, n) _mm512_slli_epi32(a, n)
 #define vi_shr(a, n) _mm512_srli_epi32(a, n)
+INLINE vi vi_max(vi a, vi b) { return _mm512_max_epi32(a, b); }
+INLINE int32_t vi_most(vi a) { return _mm512_reduce_max_epi32(a); }
+INLINE int32_t vi_sum(vi a) { return _mm512_reduce_add_epi32(a); }
+INLINE void vi_store_i8(int8_t *p, vi a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(a)); }
 INLINE vf vi_as_float(vi a) { return _mm512_castsi512_ps(a); }
 INLINE vi vf_as_int(vf a) { return _mm512_castps_si512(a); }
 /* a where x < y, else b (also when x is NaN) */
@@ -103,6 +107,24 @@ INLINE vi vi_and(vi a, vi b) { return _mm256_and_si256(a, b); }
 INLINE vi vi_neg(vi a) { return _mm256_sub_epi32(_mm256_setzero_si256(), a); }
 #define vi_shl(a, n) _mm256_slli_epi32(a, n)
 #define vi_shr(a, n) _mm256_srli_epi32(a, n)
+INLINE vi vi_max(vi a, vi b) { return _mm256_max_epi32(a, b); }
+INLINE int32_t vi_most(vi a) {
+  __m128i b = _mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  b = _mm_max_epi32(b, _mm_shuffle_epi32(b, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(b, _mm_shuffle_epi32(b, 0xb1)));
+}
+INLINE int32_t vi_sum(vi a) {
+  __m128i b = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+  b = _mm_add_epi32(b, _mm_shuffle_epi32(b, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(b, _mm_shuffle_epi32(b, 0xb1)));
+}
+INLINE void vi_store_i8(int8_t *p, vi a) { /* the lowest byte of each */
+  const __m256i b = _mm256_shuffle_epi8(a, _mm256_set1_epi32(0x0c080400));
+  const int32_t low = _mm_cvtsi128_si32(_mm256_castsi256_si128(b));
+  const int32_t high = _mm_cvtsi128_si32(_mm256_extracti128_si256(b, 1));
+  memcpy(p, &low, 4);
+  memcpy(p + 4, &high, 4);
+}
 INLINE vf vi_as_float(vi a) { return _mm256_castsi256_ps(a); }
 INLINE vi vf_as_int(vf a) { return _mm256_castps_si256(a); }
 INLINE vf vf_less(vf x, vf y, vf a, vf b) { return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, y, _CMP_LT_OQ)); }
@@ -147,6 +169,12 @@ INLINE vi vi_and(vi a, vi b) { return vandq_s32(a, b); }
 INLINE vi vi_neg(vi a) { return vnegq_s32(a); }
 #define vi_shl(a, n) vshlq_n_s32(a, n)
 #define vi_shr(a, n) vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(a), n))
+INLINE vi vi_max(vi a, vi b) { return vmaxq_s32(a, b); }
+INLINE int32_t vi_most(vi a) { return vmaxvq_s32(a); }
+INLINE int32_t vi_sum(vi a) { return vaddvq_s32(a); }
+INLINE void vi_store_i8(int8_t *p, vi a) {
+  for (int i = 0; i < 4; i++) p[i] = (int8_t)a[i];
+}
 INLINE vf vi_as_float(vi a) { return vreinterpretq_f32_s32(a); }
 INLINE vi vf_as_int(vf a) { return vreinterpretq_s32_f32(a); }
 INLINE vf vf_less(vf x, vf y, vf a, vf b) { return vbslq_f32(vcltq_f32(x, y), a, b); }
@@ -194,6 +222,10 @@ INLINE vi vi_and(vi a, vi b) { return a & b; }
 INLINE vi vi_neg(vi a) { return -a; }
 #define vi_shl(a, n) ((a) << (n))
 #define vi_shr(a, n) ((vi)((vu)(a) >> (n)))
+INLINE vi vi_max(vi a, vi b) { EACH a[lane] = a[lane] > b[lane] ? a[lane] : b[lane]; return a; }
+INLINE int32_t vi_most(vi a) { int32_t r = a[0]; EACH r = a[lane] > r ? a[lane] : r; return r; }
+INLINE int32_t vi_sum(vi a) { return a[0] + a[1] + a[2] + a[3]; }
+INLINE void vi_store_i8(int8_t *p, vi a) { EACH p[lane] = (int8_t)a[lane]; }
 INLINE vf vi_as_float(vi a) { return (vf)a; }
 INLINE vi vf_as_int(vf a) { return (vi)a; }
 INLINE vf vf_less(vf x, vf y, vf a, vf b) { EACH b[lane] = x[lane] < y[lane] ? a[lane] : b[lane]; return b; }

@@ -8,16 +8,20 @@
 #define XB 16 /* inputs of one row that lie together in a packed tile of x */
 
 /* MR: rows of the largest tile. FOR_TILES: the shapes that fill the registers, and narrower ones for
- * the panels that are left over. */
+ * the panels that are left over. LOW: rows of the tiles that many rows are cut into, which load the
+ * least; FOR_TALL_TILES: for floats, those that take a few more rows at once, so that their weights are
+ * read once. */
+#define LOW (MR < 6 ? MR : 6)
 #if defined(OCTAVO_AVX512)
 #define MR 12
 #define MAX_ACC 24
+#define FOR_TALL_TILES(DO, kind)                                                                  \
+  DO(kind, 7, 2) DO(kind, 7, 1) DO(kind, 8, 2) DO(kind, 8, 1) DO(kind, 9, 2) DO(kind, 9, 1)       \
+  DO(kind, 10, 2) DO(kind, 10, 1) DO(kind, 11, 2) DO(kind, 11, 1) DO(kind, 12, 2) DO(kind, 12, 1)
 #define FOR_TILES(DO, kind)                                                                       \
   DO(kind, 1, 8) DO(kind, 1, 2) DO(kind, 1, 1) DO(kind, 2, 8) DO(kind, 2, 2) DO(kind, 2, 1)       \
   DO(kind, 3, 4) DO(kind, 3, 2) DO(kind, 3, 1) DO(kind, 4, 4) DO(kind, 4, 2) DO(kind, 4, 1)       \
-  DO(kind, 5, 4) DO(kind, 5, 2) DO(kind, 5, 1) DO(kind, 6, 4) DO(kind, 6, 2) DO(kind, 6, 1)       \
-  DO(kind, 7, 2) DO(kind, 7, 1) DO(kind, 8, 2) DO(kind, 8, 1) DO(kind, 9, 2) DO(kind, 9, 1)       \
-  DO(kind, 10, 2) DO(kind, 10, 1) DO(kind, 11, 2) DO(kind, 11, 1) DO(kind, 12, 2) DO(kind, 12, 1)
+  DO(kind, 5, 4) DO(kind, 5, 2) DO(kind, 5, 1) DO(kind, 6, 4) DO(kind, 6, 2) DO(kind, 6, 1)
 #elif defined(OCTAVO_AVX2)
 #define MR 6
 #define MAX_ACC 12
@@ -34,6 +38,9 @@
 #define MR 2
 #define MAX_ACC 8
 #define FOR_TILES(DO, kind) DO(kind, 1, 1) DO(kind, 2, 1)
+#endif
+#ifndef FOR_TALL_TILES
+#define FOR_TALL_TILES(DO, kind)
 #endif
 #define MAX_W 16 /* vectors of one input's weights */
 

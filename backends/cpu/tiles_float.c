@@ -50,6 +50,11 @@ INLINE void tile_float(const int M, const int NP, const int kind, const float *x
 
 #define FLOAT_TILE(kind, M, NP) TILE_DEFINE(tile_float, kind, M, NP)
 FOR_TILES(FLOAT_TILE, W_F32)
+FOR_TALL_TILES(FLOAT_TILE, W_F32)
 FOR_TILES(FLOAT_TILE, W_BF16)
+FOR_TALL_TILES(FLOAT_TILE, W_BF16)
 
-const tile_fn float_tiles[2][MR + 1][4] = {{FOR_TILES(TILE_ENTRY, W_F32)}, {FOR_TILES(TILE_ENTRY, W_BF16)}};
+const tile_fn float_tiles[2][MR + 1][4] = {
+    {FOR_TILES(TILE_ENTRY, W_F32) FOR_TALL_TILES(TILE_ENTRY, W_F32)},
+    {FOR_TILES(TILE_ENTRY, W_BF16) FOR_TALL_TILES(TILE_ENTRY, W_BF16)},
+};

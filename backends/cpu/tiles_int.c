@@ -79,6 +79,8 @@ INLINE void tile_int(const int M, const int NP, const int kind, const void *x, c
         vf sum = vf_fma(vf_mul(vf_set(d[r]), wd), vi_to_float(total), vf_load(at));
         if (kind == W_I4) sum = vf_fma(wm, vf_set(s[r]), sum);
         vf_store(at, sum);
+        /* one after another: a compiler that loads all sums first has no registers left */
+        __asm__ volatile("" ::: "memory");
       }
     }
     q += XGROUP_BYTES(M);
