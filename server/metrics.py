@@ -57,6 +57,7 @@ class Metrics:
         self._latency = section.histogram("e2e_request_latency_seconds")
         self._prompt_lengths = section.histogram("request_prompt_tokens")
         self._output_lengths = section.histogram("request_generation_tokens")
+        self._longest = section.histogram("request_max_num_generation_tokens")
         self._limits = section.histogram("request_params_max_tokens")
         self._choices = section.histogram("request_params_n")
 
@@ -121,7 +122,8 @@ class Metrics:
         if reason in ("stop", "length"):
             self._latency.observe(seconds)
             self._prompt_lengths.observe(tally.num_prompt)
-            self._output_lengths.observe(tally.num_generated)
+            self._output_lengths.observe(sum(tally.generated.values()))
+            self._longest.observe(max(tally.generated.values(), default=0))
             self._limits.observe(tally.max_tokens)
             self._choices.observe(tally.n)
 
@@ -136,15 +138,15 @@ class Tally:
     """Counts one prompt with its n choices as one request, also when it ends badly. A context
     manager around its outputs."""
 
-    __slots__ = ("_arrived", "_begun", "_last", "_metrics", "_open", "_worst", "max_tokens", "n",
-                 "num_generated", "num_prompt")  # fmt: skip
+    __slots__ = ("_arrived", "_begun", "_last", "_metrics", "_open", "_worst", "generated",
+                 "max_tokens", "n", "num_prompt")  # fmt: skip
 
     def __init__(
         self, metrics: Metrics, num_prompt: int, n: int, max_tokens: int, arrived: float
     ) -> None:
         self._metrics, self._arrived = metrics, arrived
         self.num_prompt, self.n, self.max_tokens = num_prompt, n, max_tokens
-        self.num_generated = 0
+        self.generated: dict[int, int] = {}  # tokens of each choice
         self._last: dict[int, float] = {}
         self._open, self._worst, self._begun = n, 0, False
 
@@ -163,7 +165,7 @@ class Tally:
                 elif not last:
                     metrics.first_token(now - self._arrived)
                 last[choice.index] = now
-                self.num_generated += count
+                self.generated[choice.index] = self.generated.get(choice.index, 0) + count
                 metrics.tokens(count)
             if choice.finish_reason is not None:
                 self._open -= 1

@@ -21,6 +21,19 @@ def run(coroutine):
     return asyncio.run(coroutine)
 
 
+VLLMS_DASHBOARD = (
+    *("e2e_request_latency_seconds_bucket", "inter_token_latency_seconds_bucket"),
+    *("time_to_first_token_seconds_bucket", "time_to_first_token_seconds_sum"),
+    *("prompt_tokens_total", "generation_tokens_total", "request_success_total"),
+    *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"),
+    *("request_prompt_tokens_bucket", "request_generation_tokens_bucket"),
+    *("request_queue_time_seconds_sum", "request_prefill_time_seconds_sum"),
+    *("request_decode_time_seconds_sum", "request_max_num_generation_tokens_sum"),
+    *("prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total"),
+)
+"""What the panels of the Grafana dashboards that vLLM ships ask for."""
+
+
 class Scrape:
     """Samples by name, without model_name and engine."""
 
@@ -91,6 +104,7 @@ def test_a_request_is_counted_as_its_usage_says(connect, fake):
         assert seen("request_generation_tokens_sum") == 12
         assert seen("request_generation_tokens_bucket", le="10.0") == 0
         assert seen("request_generation_tokens_bucket", le="20.0") == 1
+        assert seen("request_max_num_generation_tokens_sum") == 4
         assert seen("request_params_n_sum") == 3
         assert seen("request_params_max_tokens_sum") == 20
 
@@ -207,7 +221,7 @@ def test_the_prefix_can_be_vllms_and_openmetrics_is_spoken(fake):
                 plain = (await client.get("/metrics")).text
                 accept = {"accept": "application/openmetrics-text; version=1.0.0"}
                 opened = await client.get("/metrics", headers=accept)
-        assert "vllm:time_to_first_token_seconds_bucket" in plain
+        assert {name for name in VLLMS_DASHBOARD if f"vllm:{name}{{" not in plain} == set()
         assert "octavo:" not in plain
         assert opened.headers["content-type"].startswith("application/openmetrics-text")
         assert {f.name for f in parse_open(opened.text)} >= {"vllm:generation_tokens"}

@@ -146,6 +146,13 @@ API: tuple[Family, ...] = (
         by_context=True,
     ),
     Family(
+        "request_max_num_generation_tokens",
+        "histogram",
+        "Generated tokens of a request's longest choice.",
+        buckets=TOKENS,
+        by_context=True,
+    ),
+    Family(
         "request_params_max_tokens",
         "histogram",
         "max_tokens of a request, or what its context leaves.",
