@@ -155,9 +155,10 @@ function rate(name, now, before) {
 function mean(name, now, before) {
   const a = before.histograms[name], b = now.histograms[name];
   const count = sum(b.counts) - sum(a.counts);
-  if (count > 0) return { value: (b.sum - a.sum) / count, recent: true };
+  if (count > 0) return { value: (b.sum - a.sum) / count, what: "mean of the last minute" };
   const all = sum(b.counts);
-  return { value: all ? b.sum / all : null, recent: false };
+  if (all > 0) return { value: b.sum / all, what: "mean since the start" };
+  return { value: null, what: "no request yet" };
 }
 
 // ---- numbers and charts -------------------------------------------------------------------------
@@ -184,15 +185,17 @@ function drawNumbers(data) {
   const first = mean("time_to_first_token_seconds", now, minute);
   const between = mean("inter_token_latency_seconds", now, minute);
   show("ttft", secondsText(first.value));
-  show("ttft-sub", first.recent ? "mean of the last minute" : "mean since the start");
+  show("ttft-sub", first.what);
   show("itl", secondsText(between.value));
+  show("itl-sub", between.what);
   show("running", whole.format(numbers.num_requests_running));
   show("waiting", whole.format(numbers.num_requests_waiting));
   const swapped = numbers.num_requests_swapped;
   show("swapped", swapped ? `, ${whole.format(swapped)} of them swapped out` : "");
   const ends = numbers.request_success;
   show("answered", whole.format(ends.stop + ends.length));
-  show("failed", `${whole.format(ends.abort)}, ${whole.format(ends.error)}`);
+  show("aborted", whole.format(ends.abort));
+  show("failed", whole.format(ends.error));
   show("refused", whole.format(sum(Object.values(numbers.admission_rejections))));
   show("preemptions", whole.format(numbers.num_preemptions));
   const asked = numbers.prefix_cache_queries;
@@ -267,7 +270,9 @@ function paintBlocks() {
   if (!width || !count) return;
   let size = 15;
   while (size > 5 && Math.ceil(count / Math.floor(width / size)) * size > 190) size--;
-  const columns = Math.floor(width / size), height = Math.ceil(count / columns) * size;
+  const columns = Math.min(Math.floor(width / size), Math.max(count, 24));
+  size = Math.min(width / columns, 18); // the whole width is used
+  const height = Math.ceil(count / columns) * size;
   const ratio = window.devicePixelRatio || 1, gap = size > 8 ? 2 : 1;
   canvas.width = Math.round(width * ratio);
   canvas.height = Math.round(height * ratio);
