@@ -281,7 +281,8 @@ function paintBlocks() {
   const colours = STATES.map((name) => style.getPropertyValue(`--${name}`).trim());
   paint.scale(ratio, ratio);
   for (let cell = 0; cell < count; cell++) {
-    const x = (cell % columns) * size, y = Math.floor(cell / columns) * size, side = size - gap;
+    const x = Math.round((cell % columns) * size * ratio) / ratio;
+    const y = Math.round(Math.floor(cell / columns) * size * ratio) / ratio, side = size - gap;
     if (each === 1) {
       square(paint, colours[Number(cells[cell])], x, y, side, side);
       continue;
