@@ -30,7 +30,8 @@ from octavo.core.contracts.scheduler_policy import SchedulerPolicyContext
 from octavo.core.messages import Codec, EngineOutputs, EngineRequest, StepPlan, StepResult
 from octavo.core.registry import Registry
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.scheduler.scheduler import Scheduler, SchedulerLimits
+from octavo.core.scheduler.scheduler import Scheduler
+from octavo.core.scheduler.step import SchedulerLimits
 
 VOCAB = 32000
 PHASES = ("schedule", "prepare", "commit")
@@ -129,6 +130,7 @@ class Load:
         assert plan is not None, "the scheduler has nothing to do"
         self.worker.prepare(plan)
         prepared = clock()
+        self.scheduler.catch_up()
         result = self.worker.finish(plan)
         collected = clock()
         outputs = self.scheduler.commit(result)

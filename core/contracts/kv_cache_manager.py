@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,8 +91,7 @@ class KVCacheManagerContext:
     eviction: EvictionPolicy | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class KVStats:
+class KVStats(NamedTuple):
     """num_blocks counts what can be handed out; num_free counts blocks without content;
     num_evictable those with reusable content and no user. Queries and hits are tokens, since
     start; hits include those of the host cache.
@@ -167,11 +166,19 @@ class KVCacheManager(ABC):
         self, slots: NDArray[np.intp], totals: NDArray[np.int64], tokens: NDArray[np.int32]
     ) -> None:
         """The KV of the first `totals[i]` tokens of `slots[i]` has been computed: full blocks may
-        be published for reuse. `tokens` is int32[S, L], the token ids of every slot."""
+        be published for reuse. `tokens` is int32[S, L], the token ids of every slot: always the
+        same array, in which these tokens stay until the slot is released or truncated."""
+
+    def catch_up(self) -> None:  # noqa: B027
+        """Do what `commit` put off, such as hashing. Called once a step while the device computes,
+        when it costs nobody time. A manager that puts work off does it by itself before any answer
+        that depends on it."""
 
     @abstractmethod
-    def truncate(self, slot: int, total: int) -> None:
-        """Drop what lies beyond `total` tokens (rejected speculation)."""
+    def truncate(self, slot: int, total: int) -> bool:
+        """Drop what lies beyond `total` tokens (rejected speculation). False when `total` ends in a
+        block that others use or may find, and there is none to copy it to: then nothing has
+        changed. The copy is fetched by `take_copies`."""
 
     @abstractmethod
     def fork(self, parent: int, child: int, total: int) -> Sequence[BlockCopy] | None:
@@ -198,9 +205,9 @@ class KVCacheManager(ABC):
         forgotten."""
 
     def take_copies(self) -> Sequence[BlockCopy]:
-        """Copies that `extend` has caused since the last call (evicted content that goes to the
-        host). Called after `extend` and before any other call that allocates. The core skips
-        managers that do not override it."""
+        """Copies that `extend` or `truncate` has caused since the last call (evicted content that
+        goes to the host). Called after them and before any other call that allocates. The core
+        skips managers that do not override it."""
         return ()
 
     def swap_out(self, slot: int, num_tokens: int) -> SwapOut | None:

@@ -30,7 +30,8 @@ from octavo.core.engine.report import PluginChoice, StartupReport
 from octavo.core.errors import ConfigError
 from octavo.core.grammar.setup import make_grammars
 from octavo.core.plugin_faults import PluginTimes
-from octavo.core.scheduler.scheduler import Scheduler, SchedulerLimits
+from octavo.core.scheduler.scheduler import Scheduler
+from octavo.core.scheduler.step import SchedulerLimits
 
 if TYPE_CHECKING:
     from octavo.core.config.resolve import Resolved

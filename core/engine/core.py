@@ -21,8 +21,9 @@ from octavo.core.grammar.desk import Grammars
 from octavo.core.grammar.processor import GrammarProcessor
 from octavo.core.messages import EngineOutputs, EngineRequest, StepPlan, StepResult
 from octavo.core.plugin_faults import Made, PluginTimes
-from octavo.core.scheduler.scheduler import InFlight, Scheduler
+from octavo.core.scheduler.scheduler import Scheduler
 from octavo.core.scheduler.state import Sequence as RunningSequence
+from octavo.core.scheduler.step import InFlight
 
 GRAMMAR_WAIT_S = 0.01
 """How long a step that has nothing to compute waits for a grammar, and new requests for it."""
@@ -158,6 +159,7 @@ class EngineCore:
         plan.needs_mask = self._masks.follow(plan)
         schedule_s = time.perf_counter() - started
         ticket = self.executor.submit(plan)
+        self.scheduler.catch_up()
         self._submitted.append(_Submitted(ticket, plan, started, schedule_s, sampled=False))
         if not plan.needs_mask or len(self._submitted) == 1:
             self._sample(self._submitted[-1])

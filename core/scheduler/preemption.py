@@ -7,7 +7,7 @@ policy's queue either way, and comes back through admission.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,20 +20,15 @@ from octavo.core.contracts.preemption_policy import (
     Victim,
 )
 from octavo.core.messages import StepResult
+from octavo.core.scheduler.preemption_log import PreemptionLog
 from octavo.core.scheduler.state import Sequence
 
 if TYPE_CHECKING:
-    from octavo.core.scheduler.scheduler import InFlight, Scheduler
+    from octavo.core.scheduler.scheduler import Scheduler
+    from octavo.core.scheduler.step import InFlight
 
 _FULL = "the host pool is full"
 _NOTHING = "nothing of it was computed"
-
-
-class PreemptionLog(NamedTuple):
-    """What happened since the last plan: sequences that gave way, handles that were swapped in."""
-
-    records: tuple[PreemptionRecord, ...] = ()
-    swapped_in: tuple[int, ...] = ()
 
 
 _NOTHING_HAPPENED = PreemptionLog()

@@ -6,6 +6,7 @@ Legend: S slots, L longest sequence in tokens, B rows of a step.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -133,6 +134,11 @@ class SlotTable:
         sequence.slot = -1
         return sequence
 
+    def is_complete(self, slot: int) -> bool:
+        """Whether the slot decodes and has as many tokens as it may get."""
+        full = self.num_tokens[slot] >= self.max_total[slot]
+        return bool(full and self.phase[slot] == Phase.DECODE)
+
     def put_tokens(
         self, slots: NDArray[np.intp], positions: NDArray[np.int64], token_ids: NDArray[np.int32]
     ) -> None:
@@ -201,36 +207,46 @@ class RowSet:
         if count and slots[-1] - slots[0] == count - 1 and (np.diff(slots) == 1).all():
             self.index = slice(int(slots[0]), int(slots[0]) + count)
 
-    def append(self, slots: list[int]) -> None:
-        self.replace(np.append(self.slots, np.asarray(slots, np.intp)))
+    def append(self, slots: Seq[int] | NDArray[np.intp]) -> None:
+        self.replace(np.concatenate([self.slots, np.asarray(slots, np.intp)]))
 
     def keep(self, mask: NDArray[np.bool_]) -> None:
         """Drop the members whose mask is False."""
         self.replace(self.slots[mask])
 
 
+_FEW = 4
+"""Stop tokens up to which comparing with each is faster than looking each token up."""
+
+
 class StopTokens:
-    """Which token ids may end some running sequence: one look-up table for all of them, and counts
-    of who asked for each."""
+    """Which token ids may end some running sequence, and how many asked for each."""
 
     def __init__(self, vocab_size: int) -> None:
-        self.mask = np.zeros(vocab_size, np.bool_)
+        self._mask = np.zeros(vocab_size, np.bool_)
         self._counts: dict[int, int] = {}
 
     def _ids(self, request: EngineRequest) -> set[int]:
         ids = set(request.sampling.stop_token_ids or ())
         if not request.sampling.ignore_eos:
             ids.update(request.eos_token_ids)
-        return {token for token in ids if 0 <= token < len(self.mask)}
+        return {token for token in ids if 0 <= token < len(self._mask)}
 
     def add(self, request: EngineRequest) -> None:
         for token in self._ids(request):
             self._counts[token] = self._counts.get(token, 0) + 1
-            self.mask[token] = True
+            self._mask[token] = True
 
     def remove(self, request: EngineRequest) -> None:
         for token in self._ids(request):
             self._counts[token] -= 1
             if not self._counts[token]:
                 del self._counts[token]
-                self.mask[token] = False
+                self._mask[token] = False
+
+    def rows(self, tokens: NDArray[np.int32]) -> list[int]:
+        """Indices of the tokens that may end a sequence."""
+        if len(self._counts) > _FEW:
+            return self._mask[tokens].nonzero()[0].tolist()
+        found = [(tokens == token).nonzero()[0] for token in self._counts]
+        return [row for rows in found for row in rows.tolist()]

@@ -21,7 +21,8 @@ from octavo.core.engine.core import EngineCore
 from octavo.core.messages import EngineRequest
 from octavo.core.registry import Registry
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.scheduler.scheduler import Scheduler, SchedulerLimits
+from octavo.core.scheduler.scheduler import Scheduler
+from octavo.core.scheduler.step import SchedulerLimits
 from octavo.core.testing.fake_worker import FakeExecutor, FakeWorker
 
 EOS = 7

@@ -39,7 +39,7 @@ class UnsharedKVCacheManager(BlockTableManager):
         needed = -(-total // self.block_size)
         if needed > self.num_available:
             return None
-        self._seat(slot, self._allocate_many(needed))
+        self._seat(slot, (), self._allocate_many(needed))
         return ()
 
     def commit(
@@ -59,7 +59,7 @@ class UnsharedKVCacheManager(BlockTableManager):
         raise AssertionError(f"{count} blocks more than there are were handed out")
 
     def _retire(self, blocks: list[int]) -> None:
-        self._free.extend(blocks)
+        self._free.give(blocks)
 
     def _forget_slot(self, slot: int) -> None:
         pass

@@ -2,9 +2,9 @@
 
 Prefix reuse: a full block is known by SHA-256(parent hash, its token ids as little-endian int32),
 where the parent of the first block is SHA-256 of the request's extra keys. Only blocks whose KV was
-computed are published. A block without user keeps its content until its memory is needed; which
-goes first says the eviction policy. With a host cache, evicted content goes to the host and comes
-back on a prefix hit.
+computed are published: when an answer depends on it, or while the device computes (`catch_up`). A
+block without user keeps its content until its memory is needed; which goes first says the eviction
+policy. With a host cache, evicted content goes to the host and comes back on a prefix hit.
 
 (Paged KV: Kwon et al., "Efficient Memory Management for LLM Serving with PagedAttention", SOSP'23.)
 """
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.core.contracts.eviction_policy import EvictionPolicy, EvictionPolicyContext
+from octavo.core.contracts.eviction_policy import EvictionPolicyContext
 from octavo.core.contracts.kv_cache_manager import (
     NO_MATCH,
     BlockCopy,
@@ -31,6 +31,7 @@ from octavo.core.contracts.kv_cache_manager import (
 from octavo.core.contracts.provider import NoOptions
 from octavo.plugins.eviction.lru import LruPolicy
 from octavo.plugins.kv_cache_managers.host_pool import HostCache, Swapped
+from octavo.plugins.kv_cache_managers.prefix_index import PrefixIndex
 from octavo.plugins.kv_cache_managers.tables import BlockTableManager
 
 
@@ -47,22 +48,24 @@ _EMPTY = Digest(0, b"")
 
 
 class PagedKVCacheManager(BlockTableManager):
-    """See the module. `_published[s]`: leading blocks of a slot that were offered for reuse."""
+    """See the module. `_computed[s]`: tokens of a slot whose KV is computed. `_published[s]`: its
+    leading blocks that were offered for reuse. `_behind`: whether there may be more to offer."""
 
     uses = frozenset({"swap", "eviction", "host_cache"})
 
     def __init__(self, options: NoOptions, context: KVCacheManagerContext) -> None:
         super().__init__(context)
         self.prefix_caching = context.prefix_caching
+        self._computed = np.zeros(context.max_num_seqs, np.int64)
         self._published = np.zeros(context.max_num_seqs, np.int64)
+        self._behind = False
+        self._tokens: NDArray[np.int32] = np.empty((context.max_num_seqs, 0), np.int32)
         self._digests: list[Digest] = [_EMPTY] * context.max_num_seqs
-        self._cached: dict[bytes, int] = {}
-        self._hash_of: list[bytes | None] = [None] * self.num_blocks
         eviction = context.eviction
         if eviction is None:  # (one that holds nothing is false)
             eviction = LruPolicy(NoOptions(), EvictionPolicyContext(context.num_blocks))
         self._eviction = eviction
-        self._links = type(self._eviction).link is not EvictionPolicy.link
+        self._index = PrefixIndex(self.num_blocks, eviction)
         self._host = HostCache(context.num_swap_blocks, context.num_host_cache_blocks)
         self._queries = self._hits = 0
 
@@ -88,8 +91,9 @@ class PagedKVCacheManager(BlockTableManager):
 
     def lookup(self, digest: Any, token_ids: NDArray[np.int32]) -> Match:
         """The match's handle: blocks, 0 where the content is on the host."""
+        self.catch_up()
         limit = (digest.num_tokens - 1) // self.block_size
-        cached, host = self._cached, self._host
+        cached, host = self._index.block_of, self._host
         blocks: list[int] = []
         for key in digest.hashes[:limit]:
             block = cached.get(key, 0)
@@ -109,7 +113,7 @@ class PagedKVCacheManager(BlockTableManager):
         # The slot's own copy: it grows with the output.
         own = Digest(digest.num_tokens, digest.root, list(digest.hashes))
         if len(shared) == len(matched):
-            self._seat(slot, shared + self._allocate_many(needed))
+            self._seat(slot, shared, self._allocate_many(needed))
         else:
             self._fetch(slot, own, matched, needed)
         self._digests[slot] = own
@@ -124,7 +128,7 @@ class PagedKVCacheManager(BlockTableManager):
         # Held on to, because what the new blocks evict goes to the host.
         sources = [self._host.take(key) for key in keys]
         new = self._allocate_many(needed)
-        targets, rest = new[: len(keys)], new[len(keys) :]
+        targets, rest = new[: len(keys)].tolist(), new[len(keys) :]
         size = self.block_size
         self._copy(
             ((s, t, size) for s, t in zip(sources, targets, strict=True)), CopyKind.TO_DEVICE
@@ -132,11 +136,11 @@ class PagedKVCacheManager(BlockTableManager):
         for key, source in zip(keys, sources, strict=True):
             self._host.put_back(key, source)
         arriving = iter(targets)
-        self._seat(slot, [block or next(arriving) for block in matched] + rest)
+        self._seat(slot, [block or next(arriving) for block in matched], rest)
         for index, block in enumerate(matched):
             if not block:  # the copies run before any step that could read it
                 before = digest.hashes[index - 1] if index else None
-                self._name([digest.hashes[index]], [int(self._table[slot, index])], [before])
+                self._index.put(digest.hashes[index], int(self._table[slot, index]), before)
 
     def _count(self, digest: Digest, num_matched: int, num_shared: int) -> None:
         size, host = self.block_size, self._host
@@ -151,72 +155,82 @@ class PagedKVCacheManager(BlockTableManager):
     def commit(
         self, slots: NDArray[np.intp], totals: NDArray[np.int64], tokens: NDArray[np.int32]
     ) -> None:
-        if not self.prefix_caching:
+        if self.prefix_caching:
+            self._computed[slots] = totals
+            self._tokens, self._behind = tokens, True
+
+    def catch_up(self) -> None:
+        if not self._behind:
             return
-        full = totals // self.block_size
-        published = self._published[slots]
-        rows = np.flatnonzero(full > published)
-        if not rows.size:
+        self._behind = False
+        full = self._computed // self.block_size
+        slots = (full > self._published).nonzero()[0]
+        if not len(slots):
             return
-        slots, first, last = slots[rows], published[rows], full[rows]
+        first, last = self._published[slots], full[slots]
         self._published[slots] = last
         one = last - first == 1
-        if one.any():
-            self._publish_one_each(slots[one], first[one], tokens)
-            if one.all():
-                return
-            slots, first, last = slots[~one], first[~one], last[~one]
-        for slot, begin, end in zip(slots.tolist(), first.tolist(), last.tolist(), strict=True):
-            digest = self._digests[slot]
-            if len(digest.hashes) < end:
-                self._hash_blocks(digest, tokens[slot], end)
-            keys, blocks = digest.hashes[begin:end], self._table[slot, begin:end].tolist()
-            before = digest.hashes[begin - 1] if begin else None
-            self._name(keys, blocks, [before, *keys[:-1]] if self._links else ())
+        if one.all():
+            self._publish_one_each(slots, first)
+            return
+        self._publish_one_each(slots[one], first[one])
+        runs = slots[~one].tolist(), first[~one].tolist(), last[~one].tolist()
+        for slot, begin, end in zip(*runs, strict=True):
+            self._publish_run(slot, begin, end)
 
-    def _publish_one_each(
-        self, slots: NDArray[np.intp], first: NDArray[np.int64], tokens: NDArray[np.int32]
-    ) -> None:
+    def _catch_up_with(self, slot: int) -> None:
+        """Publish what is full of one slot."""
+        begin, end = int(self._published[slot]), int(self._computed[slot]) // self.block_size
+        if end > begin:
+            self._published[slot] = end
+            self._publish_run(slot, begin, end)
+
+    def _publish_run(self, slot: int, begin: int, end: int) -> None:
+        """The blocks with index `begin` to `end` - 1 of a slot are full."""
+        digest = self._digests[slot]
+        hashes = digest.hashes
+        if len(hashes) < end:
+            self._hash_blocks(digest, self._tokens[slot], end)
+        before = hashes[begin - 1] if begin else None
+        self._index.put_run(hashes[begin:end], self._table[slot, begin:end].tolist(), before)
+
+    def _publish_one_each(self, slots: NDArray[np.intp], first: NDArray[np.int64]) -> None:
         """The block with index `first[i]` of each slot is full: the usual case in decoding."""
-        size = self.block_size
+        size, put = self.block_size, self._index.put
         columns = first[:, None] * size + np.arange(size)
-        data = tokens[slots[:, None], columns].astype("<i4", copy=False).tobytes()
-        blocks = self._table[slots, first].tolist()
-        keys: list[bytes] = []
-        before: list[bytes | None] = []
-        for row, (slot, index) in enumerate(zip(slots.tolist(), first.tolist(), strict=True)):
+        data = self._tokens[slots[:, None], columns].astype("<i4", copy=False).tobytes()
+        blocks, start = self._table[slots, first].tolist(), 0
+        for slot, index, block in zip(slots.tolist(), first.tolist(), blocks, strict=True):
             digest = self._digests[slot]
             hashes = digest.hashes
-            if len(hashes) <= index:
-                parent = hashes[-1] if hashes else digest.root
-                hashes.append(sha256(parent + data[4 * size * row : 4 * size * (row + 1)]).digest())
-            keys.append(hashes[index])
-            if self._links:
-                before.append(hashes[index - 1] if index else None)
-        self._name(keys, blocks, before)
+            before = hashes[index - 1] if index else None
+            if len(hashes) == index:
+                key = sha256((before or digest.root) + data[start : start + 4 * size]).digest()
+                hashes.append(key)
+            put(hashes[index], block, before)
+            start += 4 * size
 
-    def _name(
-        self, keys: Sequence[bytes], blocks: Sequence[int], before: Sequence[bytes | None]
-    ) -> None:
-        """Make blocks known by their hashes, those that are not known already. before: hashes of
-        the blocks that they continue, needed where the eviction policy follows chains."""
-        cached, hash_of = self._cached, self._hash_of
-        for row, (key, block) in enumerate(zip(keys, blocks, strict=True)):
-            if key not in cached:
-                cached[key] = block
-                hash_of[block] = key
-                if self._links:
-                    parent = before[row]
-                    self._eviction.link(block, 0 if parent is None else cached.get(parent, 0))
-
-    def truncate(self, slot: int, total: int) -> None:
-        super().truncate(slot, total)
+    def truncate(self, slot: int, total: int) -> bool:
+        self._catch_up_with(slot)
+        if not super().truncate(slot, total):
+            return False
         full = total // self.block_size
+        self._computed[slot] = min(int(self._computed[slot]), total)
         self._published[slot] = min(int(self._published[slot]), full)
         del self._digests[slot].hashes[full:]
+        return True
+
+    def _is_known(self, slot: int, index: int) -> bool:
+        block = self._table[slot, index]
+        return super()._is_known(slot, index) or self._index.hash_of[block] is not None
+
+    def release(self, slot: int) -> None:
+        if self._behind:
+            self._catch_up_with(slot)
+        super().release(slot)
 
     def _forget_slot(self, slot: int) -> None:
-        self._published[slot] = 0
+        self._computed[slot] = self._published[slot] = 0
         self._digests[slot] = _EMPTY
 
     # ---- forks and swapping ---------------------------------------------------------------------
@@ -224,11 +238,12 @@ class PagedKVCacheManager(BlockTableManager):
     def fork(self, parent: int, child: int, total: int) -> Sequence[BlockCopy] | None:
         if self.num_available < 1:
             return None
+        self._catch_up_with(parent)
         full, partial = divmod(total, self.block_size)
-        shared = self._table[parent, :full]
+        shared = self._table[parent, :full].tolist()
         self._refs[shared] += 1
-        (own,) = self._allocate_many(1)
-        self._seat(child, [*shared.tolist(), own])
+        own = self._allocate_many(1)
+        self._seat(child, shared, own)
         origin = self._digests[parent]
         self._digests[child] = Digest(total, origin.root, origin.hashes[:full])
         self._published[child] = min(int(self._published[parent]), full)
@@ -237,17 +252,19 @@ class PagedKVCacheManager(BlockTableManager):
             self._hits += total
         if partial:
             source = int(self._table[parent, full])
-            self._copy([(source, own, partial)], CopyKind.DEVICE)
+            self._copy([(source, int(own[0]), partial)], CopyKind.DEVICE)
         return self.take_copies()
 
     def _swap_state(self, slot: int) -> Digest:
+        self._catch_up_with(slot)
         return self._digests[slot]
 
     def _shared_on_return(self, swapped: Swapped) -> list[int]:
+        self.catch_up()
         digest: Digest = swapped.state
         shared: list[int] = []
         for key in digest.hashes[: swapped.num_tokens // self.block_size]:
-            block = self._cached.get(key)
+            block = self._index.block_of.get(key)
             if block is None:
                 break
             shared.append(block)
@@ -268,24 +285,21 @@ class PagedKVCacheManager(BlockTableManager):
             self._refs[blocks] += 1
 
     def _retire(self, blocks: list[int]) -> None:
-        hash_of = self._hash_of
+        hash_of = self._index.hash_of
         kept = [block for block in blocks if hash_of[block] is not None]
         if kept:
             self._eviction.retire(kept)
         if len(kept) < len(blocks):
-            self._free.extend(block for block in blocks if hash_of[block] is None)
+            self._free.give([block for block in blocks if hash_of[block] is None])
 
     def _evict(self, count: int) -> list[int]:
         blocks = self._eviction.evict(count)
         for block in blocks:
-            key = self._hash_of[block]
-            assert key is not None, f"block {block} is evictable and has no content"
+            key = self._index.forget(block)
             if self._host.num_blocks:
                 target = self._host.store(key)
                 if target is not None:
                     self._copy([(block, target, self.block_size)], CopyKind.TO_HOST)
-            del self._cached[key]
-            self._hash_of[block] = None
         return blocks
 
     # ---- inspection -----------------------------------------------------------------------------
@@ -309,12 +323,10 @@ class PagedKVCacheManager(BlockTableManager):
     def reset_prefix_cache(self) -> bool:
         if self.num_available < self.num_blocks - 1:
             return False
-        for block in self._eviction.evict(len(self._eviction)):
-            key = self._hash_of[block]
-            assert key is not None, f"block {block} is evictable and has no content"
-            del self._cached[key]
-            self._hash_of[block] = None
-            self._free.append(block)
+        blocks = self._eviction.evict(len(self._eviction))
+        for block in blocks:
+            self._index.forget(block)
+        self._free.give(blocks)
         self._host.clear()
         return True
 
@@ -323,8 +335,8 @@ class PagedKVCacheManager(BlockTableManager):
 
     def check(self) -> None:
         super().check()
-        free = set(self._free)
-        for key, block in self._cached.items():
-            assert self._hash_of[block] == key, f"block {block}: hash and table disagree"
+        free = set(self._free.blocks())
+        for key, block in self._index.block_of.items():
+            assert self._index.hash_of[block] == key, f"block {block}: hash and table disagree"
             assert block not in free, f"block {block} is free and published"
         self._host.check()

@@ -76,8 +76,8 @@ class RadixKVCacheManager(BlockTableManager):
         own = self._allocate_many(needed)
         if found is not None and partial:
             # It may just have been evicted: nothing writes into it before this copy.
-            self._copy([(found.blocks[full], own[0], partial)], CopyKind.DEVICE)
-        self._seat(slot, shared + own)
+            self._copy([(found.blocks[full], int(own[0]), partial)], CopyKind.DEVICE)
+        self._seat(slot, shared, own)
         self._keys[slot] = digest
         self._computed[slot] = match.num_tokens
         if self.prefix_caching:
@@ -107,9 +107,17 @@ class RadixKVCacheManager(BlockTableManager):
         )
         self._known[slot] = count
 
-    def truncate(self, slot: int, total: int) -> None:
+    def truncate(self, slot: int, total: int) -> bool:
+        if not super().truncate(slot, total):
+            return False
         self._computed[slot] = min(int(self._computed[slot]), total)
-        super().truncate(slot, total)
+        if self._known[slot] > total:
+            self._known[slot] = total
+            self._tips[slot] = None  # it may go on differently
+        return True
+
+    def _is_known(self, slot: int, index: int) -> bool:
+        return super()._is_known(slot, index) or self._nodes[self._table[slot, index]] > 0
 
     def release(self, slot: int) -> None:
         computed = int(self._computed[slot])
@@ -129,14 +137,15 @@ class RadixKVCacheManager(BlockTableManager):
         full, partial = divmod(total, self.block_size)
         shared = self._table[parent, :full].tolist()
         self._take_shared(shared)
-        (own,) = self._allocate_many(1)
-        self._seat(child, [*shared, own])
+        own = self._allocate_many(1)
+        self._seat(child, shared, own)
         self._keys[child] = self._keys[parent]
         if self.prefix_caching:
             self._queries += total + 1
             self._hits += total
         if partial:
-            self._copy([(int(self._table[parent, full]), own, partial)], CopyKind.DEVICE)
+            source = int(self._table[parent, full])
+            self._copy([(source, int(own[0]), partial)], CopyKind.DEVICE)
         return self.take_copies()
 
     def _swap_state(self, slot: int) -> tuple[bytes, NDArray[np.int32]]:
@@ -165,12 +174,12 @@ class RadixKVCacheManager(BlockTableManager):
             if self._nodes[block]:
                 self._count_evictable += 1
             else:
-                self._free.append(block)
+                self._free.give([block])
 
     def _evict(self, count: int) -> list[int]:
         while len(self._free) < count:
             self._tree.shrink()
-        return [self._free.pop() for _ in range(count)]
+        return self._free.take(count).tolist()
 
     def _hold(self, block: int) -> None:
         self._nodes[block] += 1
@@ -179,7 +188,7 @@ class RadixKVCacheManager(BlockTableManager):
         self._nodes[block] -= 1
         if not self._nodes[block] and not self._refs[block]:
             self._count_evictable -= 1
-            self._free.append(block)
+            self._free.give([block])
 
     # ---- inspection -----------------------------------------------------------------------------
 

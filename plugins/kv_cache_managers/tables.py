@@ -24,6 +24,33 @@ from octavo.core.contracts.kv_cache_manager import (
 from octavo.plugins.kv_cache_managers.host_pool import Swapped, SwapPool
 
 
+class FreeBlocks:
+    """A stack of the numbers of blocks without content."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._stack = np.arange(num_blocks - 1, 0, -1, dtype=np.int32)
+        self._count = num_blocks - 1
+
+    def __len__(self) -> int:
+        return self._count
+
+    def take(self, count: int) -> NDArray[np.int32]:
+        """The `count` blocks given back last, the last one first."""
+        end = self._count
+        self._count = end - count
+        return self._stack[self._count : end][::-1].copy()
+
+    def give(self, blocks: Sequence[int]) -> None:
+        """These have no content any more."""
+        end = self._count
+        self._count = end + len(blocks)
+        self._stack[end : self._count] = blocks
+
+    def blocks(self) -> list[int]:
+        """All of them, for `check`."""
+        return self._stack[: self._count].tolist()
+
+
 class BlockTableManager(KVCacheManager):
     """`_table`: int32[S, M], the same for all groups. `_refs`: int32, slots that use each block.
 
@@ -45,7 +72,7 @@ class BlockTableManager(KVCacheManager):
         self.block_tables = np.broadcast_to(self._table, (context.num_groups, *self._table.shape))
         self.num_slot_blocks = np.zeros(context.max_num_seqs, np.int32)
         self._refs = np.zeros(self.num_blocks, np.int32)
-        self._free: list[int] = list(range(self.num_blocks - 1, 0, -1))
+        self._free = FreeBlocks(self.num_blocks)
         self._swap = SwapPool(context.num_swap_blocks)
         # Copies that no call has returned yet, in order.
         self._copies: list[BlockCopy] = []
@@ -73,14 +100,13 @@ class BlockTableManager(KVCacheManager):
     def _forget_slot(self, slot: int) -> None:
         """The slot holds no block any more."""
 
-    def _allocate_many(self, count: int) -> list[int]:
+    def _allocate_many(self, count: int) -> NDArray[np.int32]:
         """New blocks with one user each; the caller has checked that there are enough."""
-        free = self._free
-        taken = min(count, len(free))
-        blocks = free[len(free) - taken :][::-1]
-        del free[len(free) - taken :]
+        taken = min(count, len(self._free))
+        blocks = self._free.take(taken)
         if taken < count:
-            blocks += self._evict(count - taken)
+            evicted = np.asarray(self._evict(count - taken), np.int32)
+            blocks = np.concatenate([blocks, evicted])
         self._refs[blocks] = 1
         return blocks
 
@@ -98,36 +124,67 @@ class BlockTableManager(KVCacheManager):
 
     # ---- growth and release ---------------------------------------------------------------------
 
-    def _seat(self, slot: int, blocks: list[int]) -> None:
-        self._table[slot, : len(blocks)] = blocks
-        self.num_slot_blocks[slot] = len(blocks)
+    def _seat(self, slot: int, shared: Sequence[int], own: NDArray[np.int32]) -> None:
+        """Fill the empty slot's table: blocks shared with others, then its own."""
+        begin, end = len(shared), len(shared) + len(own)
+        if begin:
+            self._table[slot, :begin] = shared
+        self._table[slot, begin:end] = own
+        self.num_slot_blocks[slot] = end
 
     def extend(self, slots: NDArray[np.intp], totals: NDArray[np.int64]) -> int:
-        have = self.num_slot_blocks[slots]
-        short = np.flatnonzero(totals > have * self.block_size)
-        if not short.size:
-            return len(slots)
-        held = have[short]
-        needed = -(-totals[short] // self.block_size) - held
-        fitting = int(np.searchsorted(np.cumsum(needed), self.num_available, side="right"))
-        self._append(slots[short[:fitting]], held[:fitting], needed[:fitting])
-        return len(slots) if fitting == len(short) else int(short[fitting])
+        held = self.num_slot_blocks[slots]
+        needed = (totals + (self.block_size - 1)) // self.block_size - held
+        short = (needed > 0).nonzero()[0]
+        if len(short) < len(slots):
+            slots, held, needed = slots[short], held[short], needed[short]
+        fitting, wanted = len(short), int(needed.sum())
+        if wanted > self.num_available:
+            fitting = int(np.searchsorted(np.cumsum(needed), self.num_available, side="right"))
+            slots, held, needed = slots[:fitting], held[:fitting], needed[:fitting]
+            wanted = int(needed.sum())
+        if wanted:
+            self._append(slots, held, needed, wanted)
+        return len(totals) if fitting == len(short) else int(short[fitting])
 
     def _append(
-        self, slots: NDArray[np.intp], held: NDArray[np.int32], needed: NDArray[np.int64]
+        self,
+        slots: NDArray[np.intp],
+        held: NDArray[np.int32],
+        needed: NDArray[np.int64],
+        wanted: int,
     ) -> None:
-        """Give `needed[i]` new blocks to `slots[i]`, which holds `held[i]`."""
-        blocks = self._allocate_many(int(needed.sum()))
-        if len(blocks) == len(slots):  # one each, as in decoding
+        """Give `needed[i]` new blocks, `wanted` in all, to `slots[i]`, which holds `held[i]`."""
+        blocks = self._allocate_many(wanted)
+        if wanted == len(slots):  # one each, as in decoding
             self._table[slots, held] = blocks
         else:
             rows = np.repeat(np.arange(len(slots)), needed)
-            offsets = np.arange(len(blocks)) - (np.cumsum(needed) - needed)[rows]
+            offsets = np.arange(wanted) - (np.cumsum(needed) - needed)[rows]
             self._table[slots[rows], held[rows] + offsets] = blocks
-        self.num_slot_blocks[slots] += needed.astype(np.int32)
+        self.num_slot_blocks[slots] = held + needed
 
-    def truncate(self, slot: int, total: int) -> None:
-        self._drop(slot, -(-total // self.block_size))
+    def truncate(self, slot: int, total: int) -> bool:
+        size = self.block_size
+        keep, (index, written) = -(-total // size), divmod(total, size)
+        held = int(self.num_slot_blocks[slot])
+        if written and index < held and self._is_known(slot, index):
+            # It will be written into: others keep the block, and the slot gets a copy.
+            freed = np.count_nonzero(self._refs[self._table[slot, keep:held]] == 1)
+            if self.num_available + freed < 1:
+                return False
+            self._drop(slot, keep)
+            source = int(self._table[slot, index])
+            (own,) = self._allocate_many(1).tolist()
+            self._table[slot, index] = own
+            self._copy([(source, own, written)], CopyKind.DEVICE)
+            self._lose_user(np.asarray([source], np.int32))
+        self._drop(slot, keep)
+        return True
+
+    def _is_known(self, slot: int, index: int) -> bool:
+        """Whether somebody else uses the slot's block, or may find its content."""
+        return bool(self._refs[self._table[slot, index]] > 1)
 
     def release(self, slot: int) -> None:
         self._drop(slot, 0)
@@ -141,8 +198,13 @@ class BlockTableManager(KVCacheManager):
         blocks = self._table[slot, keep:held][::-1].copy()
         self._table[slot, keep:held] = 0
         self.num_slot_blocks[slot] = keep
-        self._refs[blocks] -= 1
-        self._retire(blocks[self._refs[blocks] == 0].tolist())
+        self._lose_user(blocks)
+
+    def _lose_user(self, blocks: NDArray[np.int32]) -> None:
+        """One user less for each of these blocks."""
+        users = self._refs[blocks] - 1
+        self._refs[blocks] = users
+        self._retire((blocks[users == 0] if users.any() else blocks).tolist())
 
     def fits(self, total: int) -> int | None:
         most = min(self.num_blocks - 1, self._max_blocks) * self.block_size
@@ -191,11 +253,11 @@ class BlockTableManager(KVCacheManager):
         if needed > self.num_available - revived:
             return None
         self._take_shared(shared)
-        blocks = shared + self._allocate_many(needed)
-        self._seat(slot, blocks)
+        own = self._allocate_many(needed)
+        self._seat(slot, shared, own)
         begin, size = len(shared), self.block_size
         sources = swapped.blocks[begin:]
-        targets = blocks[begin : len(swapped.blocks)]
+        targets = own[: len(sources)].tolist()
         rest = swapped.num_tokens - begin * size
         self._copy(self._whole(sources, targets, rest), CopyKind.TO_DEVICE)
         self._swap.drop(swapped)
@@ -221,7 +283,7 @@ class BlockTableManager(KVCacheManager):
             assert not self._table[slot, held:].any(), f"slot {slot}: entries past its blocks"
         assert refs[0] == 0, "the null block was handed out"
         assert (refs == self._refs).all(), "reference counts differ from block tables"
-        free = set(self._free)
+        free = set(self._free.blocks())
         evictable = set(self._evictable())
         used = set(np.flatnonzero(refs).tolist())
         assert len(free) == len(self._free), "a block is free twice"

@@ -151,6 +151,23 @@ class Machine(RuleBasedStateMachine):
             self.kv.truncate(slot, length)
         self._copy(self.kv.take_copies())
 
+    @precondition(lambda self: self.lengths)
+    @rule(data=st.data())
+    def truncate(self, data):
+        slot = data.draw(st.sampled_from(sorted(self.lengths)))
+        total = data.draw(st.integers(1, self.lengths[slot]))
+        before = self.kv.stats()
+        if not self.kv.truncate(slot, total):
+            assert self.kv.stats() == before
+            assert before.num_free + before.num_evictable == 0
+            return
+        self._copy(self.kv.take_copies())
+        self.lengths[slot] = total
+
+    @rule()
+    def catch_up(self):
+        self.kv.catch_up()
+
     @precondition(lambda self: 0 < len(self.lengths) < SLOTS)
     @rule(data=st.data())
     def fork(self, data):
