@@ -67,8 +67,6 @@ class BatchBuilder:
         self._tables = [Column((rows, max_blocks), torch.int32, device) for _ in range(groups)]
         self._shared_tables = [torch.from_numpy(table) for table in mirror.block_tables]
         self._row_scratch = np.zeros((3, rows), dtype=np.int64)
-        self._token_base = np.zeros(rows, dtype=np.int64)
-        self._fed = np.zeros(rows, dtype=np.int32)
         self._allocate(max(max_tokens, rows))
         self._layout: int | None = None
         self._slots = np.zeros(0, dtype=np.intp)
@@ -76,6 +74,7 @@ class BatchBuilder:
         self._decode_batch: StepBatch | None = None
         self._borders: list[NDArray[np.intp]] = []
         self._age = 0  # decode steps since the borders were found
+        self._advances = 0  # of the mirror, when `_decode_batch` was filled
         self._copied: torch.cuda.Event | None = None
         if device.type == "cuda":
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -100,8 +99,7 @@ class BatchBuilder:
             self._dense = bool((self._slots == self._arange[: self._slots.size]).all())
             self._decode_batch = None
         if plan.num_decodes == self._slots.size:
-            tables_changed = new_layout or bool(plan.appended.size or plan.admitted)
-            batch = self._build_decodes(tables_changed)
+            batch = self._build_decodes(plan)
         else:
             batch = self._build_mixed(plan)
         if self._copied is not None:
@@ -110,17 +108,23 @@ class BatchBuilder:
 
     # ---- one token a row ------------------------------------------------------------------------
 
-    def _build_decodes(self, tables_changed: bool) -> StepBatch:
+    def _build_decodes(self, plan: StepPlan) -> StepBatch:
         mirror, slots, rows = self._mirror, self._slots, self._slots.size
         batch = self._decode_batch
-        if batch is not None and self._follows(slots, rows):
+        if batch is None or plan.admitted or mirror.num_advances != self._advances + 1:
+            batch = self._decode_batch = self._begin_decodes(slots, rows)
+            self._fill_tables(rows, changed=True)
+        else:
             self._advance_decodes(batch, rows)
-            self._fill_tables(rows, tables_changed)
-            self._push(rows, rows)
-            return batch
-        if batch is None:
-            batch = self._decode_batch = self._batch(rows, rows, self._decode_start, 1)
-            tables_changed = True
+            self._fill_tables(rows, changed=bool(plan.appended.size))
+        self._advances = mirror.num_advances
+        last = mirror.last_token
+        self._token_ids.array[:rows] = last[:rows] if self._dense else last.take(slots)
+        self._push(rows, rows)
+        return batch
+
+    def _begin_decodes(self, slots: NDArray[np.intp], rows: int) -> StepBatch:
+        mirror = self._mirror
         self._borders = []
         positions = self._positions.array[:rows]
         if self._dense:
@@ -128,9 +132,6 @@ class BatchBuilder:
         else:
             np.take(mirror.num_computed, slots, out=positions, mode="clip")
         index, block, offset = self._row_scratch[:, :rows]
-        np.multiply(slots, mirror.token_stride, out=index)
-        np.add(index, positions, out=index)
-        self._token_ids.array[:rows] = mirror.flat_token_ids.take(index)
         np.add(positions, 1, out=self._seq_lens.array[:rows], casting="unsafe")
         np.floor_divide(positions, mirror.block_size, out=block)
         np.multiply(block, mirror.block_size, out=offset)
@@ -142,34 +143,16 @@ class BatchBuilder:
             mapping[:] = mirror.block_tables[group].reshape(-1).take(index)
             mapping *= mirror.block_size
             mapping += offset
-        max_seq_len = int(positions.max()) + 1
-        self._fill_tables(rows, tables_changed)
-        self._push(rows, rows)
-        for group_batch in batch.groups:
-            group_batch.max_seq_len = max_seq_len
-        return batch
-
-    def _follows(self, slots: NDArray[np.intp], rows: int) -> bool:
-        """Whether the buffers hold these rows one token earlier."""
-        computed = self._mirror.num_computed
-        if self._dense:
-            now = computed[:rows]
-        else:
-            now = computed[slots]
-        positions = self._positions.array[:rows]
-        positions += 1
-        return bool((positions == now).all())
+        return self._batch(rows, rows, self._decode_start, 1)
 
     def _advance_decodes(self, batch: StepBatch, rows: int) -> None:
-        """As before, one token on: `_follows` has advanced the positions. Only rows at a block
-        border, one in `block_size`, look at their block table."""
+        """As before, one token on. Only rows at a block border, one in `block_size`, look at their
+        block table."""
         mirror, size = self._mirror, self._mirror.block_size
-        positions, index = self._positions.array[:rows], self._row_scratch[0, :rows]
+        positions = self._positions.array[:rows]
+        positions += 1
         if not self._borders:
             self._find_borders(positions)
-        np.add(self._token_base[:rows], positions, out=index)
-        mirror.flat_token_ids.take(index, out=self._fed[:rows], mode="clip")
-        self._token_ids.array[:rows] = self._fed[:rows]
         self._seq_lens.array[:rows] += 1
         border = self._borders[self._age % size]
         self._age += 1
@@ -189,7 +172,6 @@ class BatchBuilder:
         rows = np.argsort(bucket, kind="stable")
         ends = np.searchsorted(bucket[rows], np.arange(1, size))
         self._borders, self._age = np.split(rows, ends), 0
-        np.multiply(self._slots, self._mirror.token_stride, out=self._token_base[: rows.size])
 
     # ---- prefill rows behind the decodes --------------------------------------------------------
 

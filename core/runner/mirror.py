@@ -27,10 +27,12 @@ def odd_lines(length: int) -> int:
 class Mirror:
     """State of all slots as arrays.
 
-    token_ids: int32[S, >= L], every known token of a slot. num_tokens, num_computed, num_prompt:
+    token_ids: int32[S, >= L], every known token of a slot; last_token: int64[S], the last one of
+    each. num_tokens, num_computed, num_prompt:
     int64[S], how many are known, how many have their KV, how many the caller sent.
     block_tables: int32[G, S, M], 0 (the null block) beyond what a slot was given.
     handles: int64[S], the engine's handle of the sequence in each slot, -1 in a free one.
+    num_advances: calls of `advance` so far.
     """
 
     def __init__(
@@ -42,6 +44,8 @@ class Mirror:
         self.token_ids = np.zeros(
             (num_slots, odd_lines(max_model_len + _SLACK_TOKENS)), dtype=np.int32
         )
+        self.last_token = np.zeros(num_slots, dtype=np.int64)
+        self.num_advances = 0
         self.num_tokens = np.zeros(num_slots, dtype=np.int64)
         self.num_computed = np.zeros(num_slots, dtype=np.int64)
         self.num_prompt = np.zeros(num_slots, dtype=np.int64)
@@ -77,6 +81,7 @@ class Mirror:
                 f"{self.max_model_len}"
             )
         self.token_ids[slot, :known] = row.token_ids
+        self.last_token[slot] = row.token_ids[-1]
         self.num_tokens[slot] = known
         self.num_computed[slot] = row.num_computed
         self.num_prompt[slot] = row.num_prompt
@@ -87,9 +92,11 @@ class Mirror:
     def advance(self, slots: NDArray[np.intp], counts: Int32) -> None:
         """The next `counts[i]` tokens of `slots[i]` now have their KV."""
         self.num_computed[slots] += counts
+        self.num_advances += 1
 
     def append(self, slots: NDArray[np.intp], token_ids: Int32) -> None:
         """One sampled token for each of the slots."""
         index = self.num_tokens[slots]
         self.flat_token_ids[slots * self.token_stride + index] = token_ids
         self.num_tokens[slots] = index + 1
+        self.last_token[slots] = token_ids
