@@ -9,7 +9,11 @@ mixed    Churn: sequences generate 20 to 300 tokens, a new one takes the seat of
          prompts are computed in chunks beside the decodes. Only steps with prefill count.
 
 `schedule` is `Scheduler.plan`; `prepare` is the worker's mirror and flat tensors; `commit` ends
-when the message for the API process is encoded.
+when the message for the API process is encoded. What the KV cache manager puts off until the device
+computes (hashing of full blocks) is `catch_up`: it delays no step and no message.
+
+`reference_us` is the time of one fixed NumPy operation, measured between the steps: it tells how
+fast the machine was meanwhile.
 """
 
 from __future__ import annotations
@@ -34,7 +38,9 @@ from octavo.core.scheduler.scheduler import Scheduler
 from octavo.core.scheduler.step import SchedulerLimits
 
 VOCAB = 32000
-PHASES = ("schedule", "prepare", "commit")
+PHASES = ("schedule", "prepare", "commit", "catch_up")
+Times = tuple[float, float, float, float]
+"""Seconds of each phase in one step."""
 _OUTPUT = 4096
 _SHORTEST, _LONGEST = 20, 300
 
@@ -82,6 +88,8 @@ class Load:
         self._random = np.random.default_rng(0)
         self._handle = 0
         self.added: list[float] = []
+        self.references: list[float] = []
+        self._operand = np.arange(1000)
 
     def _make(self, policy: Any, manager: str) -> Scheduler:
         registry = Registry.discover()
@@ -121,7 +129,7 @@ class Load:
         self.scheduler.add(request)
         self.added.append(time.perf_counter() - started)
 
-    def step(self) -> tuple[bool, tuple[float, float, float], EngineOutputs]:
+    def step(self) -> tuple[bool, Times, EngineOutputs]:
         """(whether it only decoded, seconds by phase, outputs)."""
         clock = time.perf_counter
         begin = clock()
@@ -131,15 +139,25 @@ class Load:
         self.worker.prepare(plan)
         prepared = clock()
         self.scheduler.catch_up()
+        caught_up = clock()
         result = self.worker.finish(plan)
         collected = clock()
         outputs = self.scheduler.commit(result)
         self._codec.encode(outputs)
         done = clock()
         decodes = plan.num_decodes == len(plan.slots)
-        return decodes, (planned - begin, prepared - planned, done - collected), outputs
+        if plan.step % 8 == 0:
+            self._time_reference()
+        phases = planned - begin, prepared - planned, done - collected, caught_up - prepared
+        return decodes, phases, outputs
 
-    def decode(self, steps: int, waiting: int = 0) -> Iterator[tuple[float, float, float]]:
+    def _time_reference(self) -> None:
+        started = time.perf_counter()
+        for _ in range(20):
+            self._operand + 1
+        self.references.append((time.perf_counter() - started) / 20)
+
+    def decode(self, steps: int, waiting: int = 0) -> Iterator[Times]:
         """Steps in which all sequences decode."""
         for number in range(self.running):
             self.add(self.prompt_len - number % self.block_size, _OUTPUT)
@@ -150,7 +168,7 @@ class Load:
         for _ in range(min(steps, _OUTPUT - self.running)):
             yield self.step()[1]
 
-    def churn(self, steps: int) -> Iterator[tuple[float, float, float]]:
+    def churn(self, steps: int) -> Iterator[Times]:
         """Steps with prefill while requests come and go, after all seats were taken twice."""
 
         def refill(count: int) -> None:
@@ -168,7 +186,7 @@ class Load:
                 yield seconds
 
 
-def summary(rows: list[tuple[float, float, float]], prefix: str = "") -> dict[str, float]:
+def summary(rows: list[Times], prefix: str = "") -> dict[str, float]:
     """Median, mean and 99th percentile in milliseconds of each phase, of schedule and commit
     together (`total`), the first tenth of the steps left out."""
     times = np.asarray(rows[len(rows) // 10 :]) * 1e3
@@ -193,13 +211,27 @@ def measure(
     waiting: int = 0,
 ) -> dict[str, float]:
     """All numbers of one size: those of mixed steps begin with `mixed_`; `add_request_us` is the
-    median for a prompt of `prompt_len` tokens, hashing included."""
+    median for a prompt of `prompt_len` tokens, hashing included; `waiting_us` what `waiting`
+    requests add to a decode-only step: the median difference to steps without them, taken in
+    turn."""
     load = Load(running, prompt_len, block_size, policy, manager)
-    decode = list(load.decode(steps, waiting))
-    added = load.added[: load.running]
-    mixed = list(Load(running, prompt_len, block_size, policy, manager).churn(steps))
+    decode, differences = [], []
+    if waiting:
+        crowded = Load(running, prompt_len, block_size, policy, manager)
+        pairs = zip(load.decode(steps), crowded.decode(steps, waiting), strict=True)
+        for alone, beside in pairs:
+            decode.append(alone)
+            differences.append(beside[0] + beside[2] - alone[0] - alone[2])
+    else:
+        decode = list(load.decode(steps))
+    added = load.added[:running]
+    churn = Load(running, prompt_len, block_size, policy, manager)
+    mixed = list(churn.churn(steps))
     return {
         "add_request_us": float(np.median(added) * 1e6),
+        "waiting_us": float(np.median(differences) * 1e6) if waiting else 0.0,
+        "reference_us": float(np.median(load.references) * 1e6),
+        "mixed_reference_us": float(np.median(churn.references) * 1e6),
         **summary(decode),
         **summary(mixed, "mixed_"),
     }
@@ -242,12 +274,15 @@ def main(args: argparse.Namespace) -> int:
     )
     for prefix, title in (("", "decode-only steps"), ("mixed_", "steps with prefill, churn")):
         print(f"{title}: {args.running} sequences, prompts of {args.prompt_len} tokens")
+        print(f"  machine: one NumPy operation takes {numbers[f'{prefix}reference_us']:.2f} us")
         for name in (*PHASES, "total"):
             median, mean, p99 = (
                 numbers[f"{prefix}{name}_ms{end}"] for end in ("", "_mean", "_p99")
             )
-            label = "schedule + commit" if name == "total" else name
+            label = {"total": "schedule + commit", "catch_up": "catch up"}.get(name, name)
             print(f"  {label:<17} median {median:.3f} ms   mean {mean:.3f} ms   p99 {p99:.3f} ms")
+    if args.waiting:
+        print(f"{args.waiting} waiting requests add {numbers['waiting_us']:.1f} us to a step")
     print(f"add_request median {numbers['add_request_us']:.0f} us")
     if args.json:
         Path(args.json).write_text(json.dumps({**settings, **numbers}, indent=2) + "\n")

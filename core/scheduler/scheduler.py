@@ -313,4 +313,3 @@ class Scheduler:
             host_cache_queries=kv.host_cache_queries,
             host_cache_hits=kv.host_cache_hits,
         )
-

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,9 +47,18 @@ class Digest:
 _EMPTY = Digest(0, b"")
 
 
+class Backlog(NamedTuple):
+    """Full blocks that are not published yet. keys: hashes that are known. tips: hashes of the
+    blocks that others continue, whose own hashes are still to be computed."""
+
+    keys: set[bytes]
+    tips: set[bytes]
+
+
 class PagedKVCacheManager(BlockTableManager):
     """See the module. `_computed[s]`: tokens of a slot whose KV is computed. `_published[s]`: its
-    leading blocks that were offered for reuse. `_behind`: whether there may be more to offer."""
+    leading blocks that were offered for reuse. `_behind`: whether there may be more to offer;
+    `_backlog`: what that is, once it was asked for."""
 
     uses = frozenset({"swap", "eviction", "host_cache"})
 
@@ -59,6 +68,7 @@ class PagedKVCacheManager(BlockTableManager):
         self._computed = np.zeros(context.max_num_seqs, np.int64)
         self._published = np.zeros(context.max_num_seqs, np.int64)
         self._behind = False
+        self._backlog: Backlog | None = None
         self._tokens: NDArray[np.int32] = np.empty((context.max_num_seqs, 0), np.int32)
         self._digests: list[Digest] = [_EMPTY] * context.max_num_seqs
         eviction = context.eviction
@@ -91,16 +101,43 @@ class PagedKVCacheManager(BlockTableManager):
 
     def lookup(self, digest: Any, token_ids: NDArray[np.int32]) -> Match:
         """The match's handle: blocks, 0 where the content is on the host."""
-        self.catch_up()
         limit = (digest.num_tokens - 1) // self.block_size
+        blocks = self._find(digest.hashes, limit)
+        if self._behind and self._may_continue(digest, len(blocks), limit):
+            self.catch_up()
+            blocks = self._find(digest.hashes, limit)
+        return Match(len(blocks) * self.block_size, blocks) if blocks else NO_MATCH
+
+    def _find(self, hashes: list[bytes], limit: int) -> list[int]:
         cached, host = self._index.block_of, self._host
         blocks: list[int] = []
-        for key in digest.hashes[:limit]:
+        for key in hashes[:limit]:
             block = cached.get(key, 0)
             if not block and key not in host:
                 break
             blocks.append(block)
-        return Match(len(blocks) * self.block_size, blocks) if blocks else NO_MATCH
+        return blocks
+
+    def _may_continue(self, digest: Digest, count: int, limit: int) -> bool:
+        """Whether a block that is still to be published may be the next one after `count`."""
+        if count == limit:
+            return False
+        if self._backlog is None:
+            self._backlog = self._find_backlog()
+        before = digest.hashes[count - 1] if count else digest.root
+        return digest.hashes[count] in self._backlog.keys or before in self._backlog.tips
+
+    def _find_backlog(self) -> Backlog:
+        full = self._computed // self.block_size
+        slots = (full > self._published).nonzero()[0]
+        backlog = Backlog(set(), set())
+        ranges = slots.tolist(), self._published[slots].tolist(), full[slots].tolist()
+        for slot, begin, end in zip(*ranges, strict=True):
+            digest = self._digests[slot]
+            backlog.keys.update(digest.hashes[begin:end])
+            if len(digest.hashes) < end:
+                backlog.tips.add(digest.hashes[-1] if digest.hashes else digest.root)
+        return backlog
 
     def admit(self, slot: int, digest: Any, match: Match, total: int) -> Sequence[BlockCopy] | None:
         matched: list[int] = match.handle or []
@@ -157,12 +194,12 @@ class PagedKVCacheManager(BlockTableManager):
     ) -> None:
         if self.prefix_caching:
             self._computed[slots] = totals
-            self._tokens, self._behind = tokens, True
+            self._tokens, self._behind, self._backlog = tokens, True, None
 
     def catch_up(self) -> None:
         if not self._behind:
             return
-        self._behind = False
+        self._behind, self._backlog = False, None
         full = self._computed // self.block_size
         slots = (full > self._published).nonzero()[0]
         if not len(slots):

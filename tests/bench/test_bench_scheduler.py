@@ -18,12 +18,15 @@ def test_it_reports_every_phase(tmp_path, capsys, policy):
     numbers = json.loads(path.read_text())
     assert (numbers["running"], numbers["prompt_len"], numbers["policy"]) == (8, 40, policy)
     for load in ("", "mixed_"):
-        for phase in ("schedule", "prepare", "commit", "total"):
+        for phase in ("schedule", "prepare", "commit", "catch_up", "total"):
             for end in ("", "_mean", "_p99"):
                 assert numbers[f"{load}{phase}_ms{end}"] > 0
     assert numbers["add_request_us"] > 0
+    assert numbers["reference_us"] > 0
+    assert numbers["waiting_us"] != 0
     out = capsys.readouterr().out
     assert "decode-only steps: 8 sequences" in out
+    assert "5 waiting requests add" in out
     assert "add_request median" in out
 
 

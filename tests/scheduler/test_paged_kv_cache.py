@@ -97,3 +97,69 @@ def test_fork_copies_the_partial_block_of_every_group(groups):
     assert kv.block_tables[0, 1, 2] != kv.block_tables[0, 0, 2]
     assert kv.fork(0, 2, 8) == ()
     kv.check()
+
+
+def test_hashing_waits_until_an_answer_depends_on_it():
+    kv = make()
+    fill(kv, 0, ids(*range(6)))
+    grow(kv, 0, ids(*range(8)))
+    assert kv._index.block_of == {}, "published at commit"
+    # A lookup that nothing of it could answer leaves it where it is; others get it done.
+    assert found(kv, ids(99, *range(9))) == 0
+    kv.catch_up()
+    assert len(kv._index.block_of) == 2
+    grow(kv, 0, ids(*range(12)))
+    assert found(kv, ids(*range(4), 99)) == 4
+    assert len(kv._index.block_of) == 2
+    assert found(kv, ids(*range(13))) == 12
+    assert len(kv._index.block_of) == 3
+    grow(kv, 0, ids(*range(16)))
+    kv.release(0)
+    assert found(kv, ids(*range(17))) == 16
+    kv.check()
+
+
+def grow(kv, slot, tokens):
+    """A sequence goes on to these tokens."""
+    slots, totals = np.asarray([slot], np.intp), np.asarray([len(tokens)], np.int64)
+    assert kv.extend(slots, totals) == 1
+    table = np.zeros((SLOTS, LENGTH), np.int32)
+    table[slot, : len(tokens)] = tokens
+    kv.commit(slots, totals, table)
+
+
+def found(kv, tokens):
+    return kv.lookup(kv.digest(tokens, []), tokens).num_tokens
+
+
+def test_truncating_into_a_known_block_copies_it():
+    kv = make()
+    fill(kv, 0, ids(*range(12)))
+    old = kv.block_tables[0, 0, :3].tolist()
+    assert kv.truncate(0, 6)
+    (copy,) = kv.take_copies()
+    assert (copy.source, copy.target, copy.num_tokens) == (old[1], kv.block_tables[0, 0, 1], 2)
+    assert copy.target != old[1]
+    # It goes on differently: both ways are known, each under its own content.
+    grow(kv, 0, ids(*range(6), 50, 51, 52))
+    assert found(kv, ids(*range(13))) == 12
+    assert found(kv, ids(*range(6), 50, 51, 99)) == 8
+    kv.release(0)
+    kv.check()
+
+
+def test_truncating_into_a_block_of_others_needs_a_free_one():
+    kv = make(num_blocks=4)
+    fill(kv, 0, ids(*range(8)))
+    assert kv.fork(0, 1, 4) == ()
+    assert kv.truncate(1, 4)
+    fill(kv, 2, ids(50, 51))
+    before = kv.stats()
+    assert before.num_free + before.num_evictable == 0
+    assert not kv.truncate(1, 2)
+    assert kv.stats() == before
+    kv.release(2)
+    assert kv.truncate(1, 2)
+    assert [c.num_tokens for c in kv.take_copies()] == [2]
+    assert kv.block_tables[0, 1, 0] != kv.block_tables[0, 0, 0]
+    kv.check()
