@@ -179,7 +179,8 @@ class RadixKVCacheManager(BlockTableManager):
     def _evict(self, count: int) -> list[int]:
         while len(self._free) < count:
             self._tree.shrink()
-        return self._free.take(count).tolist()
+        blocks: list[int] = self._free.take(count).tolist()
+        return blocks
 
     def _hold(self, block: int) -> None:
         self._nodes[block] += 1

@@ -48,7 +48,8 @@ class FreeBlocks:
 
     def blocks(self) -> list[int]:
         """All of them, for `check`."""
-        return self._stack[: self._count].tolist()
+        listed: list[int] = self._stack[: self._count].tolist()
+        return listed
 
 
 class BlockTableManager(KVCacheManager):
