@@ -159,10 +159,10 @@ class EngineCore:
         plan.needs_mask = self._masks.follow(plan)
         schedule_s = time.perf_counter() - started
         ticket = self.executor.submit(plan)
-        self.scheduler.catch_up()
         self._submitted.append(_Submitted(ticket, plan, started, schedule_s, sampled=False))
         if not plan.needs_mask or len(self._submitted) == 1:
             self._sample(self._submitted[-1])
+        self.scheduler.catch_up()
         return True
 
     def _sample(self, step: _Submitted) -> None:
