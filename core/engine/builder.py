@@ -213,9 +213,17 @@ def _token_budget(resolved: Resolved, worker: WorkerReport) -> tuple[int, str]:
             )
         return wanted, "as configured"
     if worker.step_token_limit is not None:
-        return worker.step_token_limit, "measured: a full step takes at most half a second"
-    device = resolved.platform.device
-    return DEFAULT_BUDGET.get(device, 2048), f"the default on {device}"
+        budget, reason = worker.step_token_limit, "measured: what half a second computes"
+    else:
+        device = resolved.platform.device
+        budget, reason = DEFAULT_BUDGET.get(device, 2048), f"the default on {device}"
+    # What was asked for is not cut short by what is found out here.
+    scheduler, longest = resolved.config.scheduler, resolved.config.model.max_model_len or 0
+    if "max_num_seqs" in scheduler.model_fields_set and scheduler.max_num_seqs > budget:
+        budget, reason = scheduler.max_num_seqs, f"one token for each of max_num_seqs ({reason})"
+    if not scheduler.chunked_prefill and longest > budget:
+        budget, reason = longest, f"a whole prompt, without chunked prefill ({reason})"
+    return budget, reason
 
 
 def _lost(resolved: Resolved) -> Iterable[str]:

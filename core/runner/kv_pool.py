@@ -19,14 +19,16 @@ from octavo.core.contracts.attention_backend import KVDim, KVLayout
 from octavo.core.contracts.model import KVSpec
 from octavo.core.errors import CapacityError, ConfigError
 from octavo.core.messages import Int32
+from octavo.core.runner.side_stream import SideStream, side_stream
 
 DEVICE_COPY, TO_HOST, TO_DEVICE = 0, 1, 2
+HOST_LAYOUT = KVLayout(("kv", "block", "token", "head", "dim"))
 
 
 @dataclass(frozen=True)
 class LayerCache:
     """One layer's views of the pool: k [N, P, K, D] and v [N, P, K, Dv], in the layout's strides.
-    The host twins are None without a host pool."""
+    The host twins are contiguous whatever the layout, and None without a host pool."""
 
     spec: KVSpec
     k: torch.Tensor
@@ -68,7 +70,7 @@ class KVPool:
     """Pools of all layers. `layouts[i]` belongs to `specs[i]`.
 
     poison: fill fresh blocks with NaN (all but the null block), so that a test sees whoever reads
-    what was never written.
+    what was never written. side: where copies from and to the host run (None: as suits the device).
     """
 
     def __init__(
@@ -82,10 +84,12 @@ class KVPool:
         device: torch.device,
         num_host_blocks: int = 0,
         poison: bool = False,
+        side: SideStream | None = None,
     ) -> None:
         self.num_blocks, self.num_host_blocks = num_blocks, num_host_blocks
         self.block_size = block_size
         self.layers: list[LayerCache] = []
+        self._side = side_stream(device) if side is None else side
         try:
             for spec, layout in zip(specs, layouts, strict=True):
                 k, v = _allocate(spec, layout, num_blocks, block_size, dtype=dtype, device=device)
@@ -93,7 +97,7 @@ class KVPool:
                 if num_host_blocks:
                     host_k, host_v = _allocate(
                         spec,
-                        layout,
+                        HOST_LAYOUT,
                         num_host_blocks,
                         block_size,
                         dtype=dtype,
@@ -114,7 +118,7 @@ class KVPool:
             ) from error
 
     def copy(self, copies: Int32) -> None:
-        """Run a plan's copies, int32[5, n] rows (kind, group, source, target, tokens), in order.
+        """Launch a plan's copies, int32[5, n] rows (kind, group, source, target, tokens), in order.
         Neighbours of one kind and group go together, unless one writes what another wrote, or, in
         the device, reads it."""
         start, total = 0, copies.shape[1]
@@ -129,31 +133,71 @@ class KVPool:
             ):
                 written.add(int(copies[3, stop]))
                 stop += 1
-            kind, group = (int(value) for value in copies[:2, start])
-            self._copy_run(kind, group, *copies[2:, start:stop])
+            self._copy_run(copies[:, start:stop])
             start = stop
 
-    def _copy_run(
-        self, kind: int, group: int, sources: Int32, targets: Int32, tokens: Int32
+    def join(self) -> None:
+        """The forward pass that is launched next comes after all copies."""
+        self._side.join()
+
+    def take_host_seconds(self) -> float:
+        """What copies from and to the host took since the last call, once their step is done."""
+        return self._side.take_seconds()
+
+    def _copy_run(self, copies: Int32) -> None:
+        kind, group = int(copies[0, 0]), int(copies[1, 0])
+        layers = [cache for cache in self.layers if cache.spec.group == group]
+        if kind == DEVICE_COPY:
+            self._side.join()
+            sources, targets = (_places(copies[row], copies[4]) for row in (2, 3))
+            for cache in layers:
+                for part in (cache.k, cache.v):
+                    part[_on(part, targets)] = part[_on(part, sources)]
+        else:
+            self._side.run(lambda: self._copy_host_run(kind, layers, *copies[2:]))
+
+    def _copy_host_run(
+        self,
+        kind: int,
+        layers: Sequence[LayerCache],
+        sources: Int32,
+        targets: Int32,
+        tokens: Int32,
     ) -> None:
-        offsets = np.concatenate([np.arange(n) for n in tokens])
-        source_block = np.repeat(sources, tokens).astype(np.int64)
-        target_block = np.repeat(targets, tokens).astype(np.int64)
-        for cache in self.layers:
-            if cache.spec.group != group:
-                continue
-            for device, host in ((cache.k, cache.host_k), (cache.v, cache.host_v)):
-                if kind == DEVICE_COPY:
-                    source, target = device, device
-                else:
+        """Tokens that lie next to each other on the host are one transfer, from or to a contiguous
+        tensor on the device."""
+        on_host, on_device = (targets, sources) if kind == TO_HOST else (sources, targets)
+        for start, stop in _stretches(on_host, tokens, self.block_size):
+            places = _places(on_device[start:stop], tokens[start:stop])
+            first = int(on_host[start]) * self.block_size
+            last = first + int(tokens[start:stop].sum())
+            for cache in layers:
+                for device, host in ((cache.k, cache.host_k), (cache.v, cache.host_v)):
                     assert host is not None, "a plan swaps and there is no host pool"
-                    source, target = (device, host) if kind == TO_HOST else (host, device)
-                values = source[_on(source, source_block), _on(source, offsets)]
-                target[_on(target, target_block), _on(target, offsets)] = values.to(target.device)
+                    flat = host.flatten(0, 1)[first:last]
+                    where = _on(device, places)
+                    if kind == TO_HOST:
+                        flat.copy_(device[where], non_blocking=True)
+                    else:
+                        device[where] = flat.to(device.device, non_blocking=True)
 
 
-def _on(tensor: torch.Tensor, index: NDArray[np.int64]) -> torch.Tensor:
-    return torch.from_numpy(index).to(tensor.device)
+def _places(blocks: Int32, tokens: Int32) -> NDArray[np.int64]:
+    """(block, offset) of the first `tokens[i]` tokens of each block, int64[2, T]."""
+    offsets = np.concatenate([np.arange(n) for n in tokens])
+    return np.stack([np.repeat(blocks, tokens), offsets]).astype(np.int64)
+
+
+def _stretches(blocks: Int32, tokens: Int32, block_size: int) -> list[tuple[int, int]]:
+    """Ranges of blocks that follow each other in memory, all full but the last."""
+    joined = (np.diff(blocks) == 1) & (tokens[:-1] == block_size)
+    ends = [*(np.flatnonzero(~joined) + 1).tolist(), len(blocks)]
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def _on(tensor: torch.Tensor, places: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
+    block, offset = torch.from_numpy(places).to(tensor.device)
+    return block, offset
 
 
 def _allocate(

@@ -22,7 +22,7 @@ from octavo.core.messages import LogitMasks, Logprobs, PromptLogprobs, StepPlan,
 from octavo.core.runner import profile
 from octavo.core.runner.attention_op import AttentionOp
 from octavo.core.runner.batch import BatchBuilder, StepBatch
-from octavo.core.runner.kv_pool import DEVICE_COPY, KVPool, block_bytes
+from octavo.core.runner.kv_pool import KVPool, block_bytes
 from octavo.core.runner.kv_setup import (
     Backends,
     kv_budget,
@@ -51,7 +51,6 @@ class _Step:
     logits: torch.Tensor | None
     prompt_logprobs: list[PromptLogprobs]
     prepare_s: float
-    copy_s: float
     forward_s: float
 
 
@@ -227,28 +226,18 @@ class ModelRunner(Worker):
             logits=logits,
             prompt_logprobs=prompt_logprobs,
             prepare_s=prepared - started,
-            copy_s=self._copy_s,
             forward_s=time.perf_counter() - prepared,
         )
-
-    def _copy_blocks(self, plan: StepPlan) -> None:
-        """Run the plan's copies; note the seconds of those that go to or come from the host."""
-        assert self.pool is not None, "the KV pool is not allocated"
-        started = time.perf_counter()
-        self.pool.copy(plan.copies)
-        host = int(np.count_nonzero(plan.copies[0] != DEVICE_COPY))
-        share = host / plan.copies.shape[1]
-        self._copy_s = share * (time.perf_counter() - started)
 
     def _prepare_and_run(self, plan: StepPlan) -> tuple[StepBatch, torch.Tensor, float]:
         """(batch, hidden [T, E], when the forward pass began)."""
         assert self.pool is not None, "the KV pool is not allocated"
         self.mirror.apply(plan)
-        self._copy_s = 0.0
         if plan.copies.size:
-            self._copy_blocks(plan)
+            self.pool.copy(plan.copies)
         batch = self._builder.build(plan)
         self._attention.plan(batch.groups)
+        self.pool.join()
         began = time.perf_counter()
         hidden = self._graph_runner.forward(batch.token_ids, batch.positions, batch.num_decodes)
         self.mirror.advance(batch.slots, plan.counts)
@@ -265,12 +254,13 @@ class ModelRunner(Worker):
             token_ids=np.zeros((num, 1), np.int32),
             prompt_logprobs=step.prompt_logprobs,
             prepare_s=step.prepare_s,
-            copy_s=step.copy_s,
             forward_s=step.forward_s,
         )
         if step.logits is not None:
             self._sample_rows(step.slots, step.logits, masks, result)
         result.sample_s = time.perf_counter() - started
+        assert self.pool is not None, "the KV pool is not allocated"
+        result.copy_s = self.pool.take_host_seconds()
         return result
 
     def _sample_rows(

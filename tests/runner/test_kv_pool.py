@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from octavo.core.contracts.model import KVSpec
 from octavo.core.errors import CapacityError, ConfigError
 from octavo.core.runner.kv_pool import KVPool, block_bytes, choose_layout
 from octavo.core.runner.memory import peak_resident, reset_peak_resident
+from octavo.core.runner.side_stream import CudaSideStream
 
 CPU = torch.device("cpu")
 LAYOUTS = [
@@ -102,6 +105,104 @@ def test_swapped_blocks_come_back():
     assert torch.equal(part[5], old[2])
     assert torch.equal(part[2], old[1])
     assert torch.equal(pool.layers[0].host_k[2], old[3])
+
+
+class FakeCuda:
+    """What `CudaSideStream` uses of `torch.cuda`; writes down the order of events."""
+
+    def __init__(self):
+        self.log = []
+
+    def current_stream(self, device):
+        return self.FakeStream(self.log, "compute")
+
+    def Stream(self, device):
+        return self.FakeStream(self.log, "side")
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        self.log.append(f"enter {stream.name}")
+        yield
+        self.log.append(f"leave {stream.name}")
+
+    def Event(self, enable_timing):
+        return self.FakeEvent(self.log)
+
+    @dataclass
+    class FakeStream:
+        log: list
+        name: str
+
+        def wait_stream(self, other):
+            self.log.append(f"{self.name} waits for {other.name}")
+
+    @dataclass
+    class FakeEvent:
+        log: list
+
+        def record(self, stream):
+            self.log.append(f"event on {stream.name}")
+
+        def synchronize(self):
+            self.log.append("wait for event")
+
+        def elapsed_time(self, end):
+            return 2.5
+
+
+class Recording(CudaSideStream):
+    """Also writes down the copies."""
+
+    def run(self, copy):
+        def noted():
+            self._cuda.log.append("copy")
+            copy()
+
+        super().run(noted)
+
+
+def test_host_copies_run_beside_the_computation_in_the_right_order():
+    cuda = FakeCuda()
+    pool = pool_of(num_host_blocks=3, side=Recording(CPU, cuda))
+    fill(pool)
+    old = pool.layers[0].k.clone()
+    one = ["side waits for compute", "enter side", "event on side", "copy", "event on side"]
+    one.append("leave side")
+    pool.copy(copies((1, 0, 2, 0, 4), (2, 0, 0, 5, 4)))
+    assert cuda.log == one * 2
+    cuda.log.clear()
+    # A copy inside the device runs with the computation, after what the side stream does; a copy to
+    # the host behind it waits for it.
+    pool.copy(copies((1, 0, 3, 1, 4), (0, 0, 1, 3, 4), (1, 0, 3, 2, 4)))
+    assert cuda.log == [*one, "compute waits for side", *one]
+    cuda.log.clear()
+    pool.join()
+    pool.join()
+    assert cuda.log == ["compute waits for side"]
+    assert pool.take_host_seconds() == pytest.approx(4 * 2.5e-3)
+    assert cuda.log[1:] == ["wait for event"]
+    assert pool.take_host_seconds() == 0.0
+    assert torch.equal(pool.layers[0].k[5], old[2])
+    assert torch.equal(pool.layers[0].host_k[1], old[3])
+    assert torch.equal(pool.layers[0].host_k[2], old[1])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("value_size", [8, 5])
+def test_scattered_and_partial_blocks_go_to_the_host_and_back(layout, value_size):
+    pool = pool_of(layout, value_size=value_size, num_blocks=12, num_host_blocks=8)
+    fill(pool)
+    before = [(cache.k.clone(), cache.v.clone()) for cache in pool.layers]
+    blocks, host, tokens = [9, 2, 7, 4, 1], [3, 4, 5, 0, 6], [4, 4, 3, 4, 1]
+    pool.copy(copies(*((1, 0, b, h, n) for b, h, n in zip(blocks, host, tokens, strict=True))))
+    targets = [3, 10, 6, 8, 5]
+    pool.copy(copies(*((2, 0, h, t, n) for h, t, n in zip(host, targets, tokens, strict=True))))
+    for cache, pair in zip(pool.layers, before, strict=True):
+        for part, old in zip((cache.k, cache.v), pair, strict=True):
+            expected = old.clone()
+            for block, target, count in zip(blocks, targets, tokens, strict=True):
+                expected[target, :count] = old[block, :count]
+            assert torch.equal(part, expected)
 
 
 def test_poison_spares_the_null_block():

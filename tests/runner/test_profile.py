@@ -72,29 +72,38 @@ def test_the_cpu_pool_is_the_least_of_three(monkeypatch):
 
 
 class Machine:
-    """Computes a token in a given time, by its own clock."""
+    """Computes a token in a given time, by its own clock; the passes in `disturbed` take ten times
+    as long."""
 
-    def __init__(self, monkeypatch, seconds_a_token):
+    def __init__(self, monkeypatch, seconds_a_token, disturbed=()):
         self.now, self.passes, self.cost = 0.0, [], seconds_a_token
+        self.disturbed = disturbed
         monkeypatch.setattr(profile.time, "perf_counter", lambda: self.now)
 
     def run(self, tokens):
+        slower = 10 if len(self.passes) in self.disturbed else 1
         self.passes.append(tokens)
-        self.now += tokens * self.cost
+        self.now += tokens * self.cost * slower
 
 
 def test_step_token_limit(monkeypatch):
     machine = Machine(monkeypatch, 0.0027)
     assert profile.step_token_limit(machine.run, 8192) == 176
-    assert machine.passes == [64, 64]
+    assert machine.passes == [64, 64, 64]
     machine = Machine(monkeypatch, 0.0001)
     assert profile.step_token_limit(machine.run, 8192) == 4992
-    assert machine.passes == [64, 128, 256, 512, 1024, 1024]
+    assert machine.passes == [64, 128, 256, 512, 1024, 1024, 1024]
     assert profile.step_token_limit(Machine(monkeypatch, 1.0).run, 8192) == 64
     assert profile.step_token_limit(Machine(monkeypatch, 1e-9).run, 8192) == 8192
     machine = Machine(monkeypatch, 0.0001)
     assert profile.step_token_limit(machine.run, 100) == 4992
     assert max(machine.passes) == 100
+
+
+@pytest.mark.parametrize("disturbed", [(0,), (1,), (4,), (5, 6), (0, 2, 4)])
+def test_a_busy_machine_does_not_shrink_the_step(monkeypatch, disturbed):
+    machine = Machine(monkeypatch, 0.0002, disturbed)
+    assert profile.step_token_limit(machine.run, 8192) == 2496
 
 
 def test_tied_weights_count_once():
