@@ -24,7 +24,9 @@ class WaitingRequest:
     handle: unique in the engine. arrival: seconds on the engine's clock. num_tokens: tokens known
     (prompt, and output so far after a preemption). priority: lower goes first. user: who sent it,
     for fairness (None: anonymous). num_preemptions: how often it lost its slot. num_computed:
-    tokens whose KV waits in the host pool (0: none), so that little is left to compute.
+    tokens whose KV waits in the host pool (0: none), so that little is left to compute. num_cached:
+    tokens that the prefix cache held when the request was queued, of which some may be gone, or
+    more there, when it is admitted.
     """
 
     handle: int
@@ -34,6 +36,12 @@ class WaitingRequest:
     user: str | None = None
     num_preemptions: int = 0
     num_computed: int = 0
+    num_cached: int = 0
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens of prefill that are likely left."""
+        return self.num_tokens - max(self.num_computed, self.num_cached)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ class Admission:
         if available * size >= waiting.num_tokens:
             return False
         sequence = scheduler.sequences[waiting.handle]
-        missing = waiting.num_tokens - self._match(sequence).num_tokens
+        missing = waiting.num_tokens - self.match(sequence).num_tokens
         return available * size < missing
 
     def admit(
@@ -118,7 +118,7 @@ class Admission:
         limits, kv = scheduler.limits, scheduler.kv
         total = len(sequence.known)
         swapped = sequence.swapped
-        match = self._match(sequence)
+        match = self.match(sequence)
         cached = match.num_tokens if swapped is None else sequence.waiting.num_computed
         want = total - cached
         if limits.max_chunk_tokens is not None and limits.chunked_prefill:
@@ -157,7 +157,8 @@ class Admission:
         free = kv.num_free + kv.num_evictable - others
         return free * self._s.limits.block_size >= num_tokens
 
-    def _match(self, sequence: Sequence) -> Match:
+    def match(self, sequence: Sequence) -> Match:
+        """What of a sequence need not be computed, because the prefix cache holds it."""
         if sequence.swapped is not None:
             return NO_MATCH  # it brings its own KV
         # Prompt logprobs need the logits of every prompt token: nothing may be skipped.

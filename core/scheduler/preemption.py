@@ -79,7 +79,7 @@ class Preemption:
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         waiting.num_tokens, waiting.num_preemptions = len(sequence.known), sequence.num_preemptions
-        scheduler.policy.add(waiting)
+        scheduler.queue(sequence)
 
     def _dispose(self, sequence: Sequence, num_computed: int) -> SwapOut | None:
         """Ask the policy, swap the victim out where it says so and that is possible, note it."""

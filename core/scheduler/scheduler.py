@@ -126,7 +126,12 @@ class Scheduler:
         if parent is not None and parent.first_token_at is None:
             parent.children.append(sequence)  # it queues when the prompt it shares is computed
         else:
-            self.policy.add(sequence.waiting)
+            self.queue(sequence)
+
+    def queue(self, sequence: Sequence) -> None:
+        """Hand a sequence without a slot to the policy."""
+        sequence.waiting.num_cached = self.admission.match(sequence).num_tokens
+        self.policy.add(sequence.waiting)
 
     def abort(self, handles: Seq[int], reason: str = "abort", error: str | None = None) -> None:
         """End sequences wherever they are. Unknown handles are ignored: they may just have ended.
@@ -239,7 +244,7 @@ class Scheduler:
         """The prompt that these choices share is computed, or nobody computes it any more."""
         for child in sequence.children:
             if child.handle in self.sequences:
-                self.policy.add(child.waiting)
+                self.queue(child)
         sequence.children = []
 
     def vacate(self, slot: int) -> None:

@@ -1,5 +1,7 @@
 """Scheduler policy `sjf`: the shortest remaining prefill first, with ageing.
 
+What is cached, or waits on the host, need not be computed: it does not count.
+
 The key is `arrival + tokens / tokens_per_s`: a prompt goes before one that is longer by n tokens
 unless that one arrived more than `n / tokens_per_s` seconds earlier. No prompt waits for ever,
 since the longest of all falls behind at most `max_model_len / tokens_per_s` seconds of arrivals.
@@ -39,8 +41,7 @@ class SjfPolicy(QueuePolicy):
         self._seconds_a_token = 1.0 / options.tokens_per_s
 
     def key(self, request: WaitingRequest) -> float:
-        remaining = request.num_tokens - request.num_computed
-        return request.arrival + remaining * self._seconds_a_token
+        return request.arrival + request.num_remaining * self._seconds_a_token
 
     def order(self, view: RunningView) -> NDArray[np.intp] | None:
         if len(view.slots) < 2:

@@ -91,6 +91,23 @@ def test_sjf_prefers_short_prompts_and_ages():
     assert drain(policy) == [2, 1, 3]
 
 
+def test_sjf_does_not_count_what_is_cached_or_on_the_host():
+    policy = SjfPolicy(SjfOptions(tokens_per_s=0.01), CONTEXT)
+    policy.add(WaitingRequest(1, 0.0, 100, num_computed=95))
+    policy.add(WaitingRequest(2, 0.0, 100, num_cached=98))
+    policy.add(WaitingRequest(3, 0.0, 4))
+    policy.add(WaitingRequest(4, 0.0, 100, num_computed=40, num_cached=99))
+    assert drain(policy) == [4, 2, 3, 1]
+    engine = make_fake_engine(policy={"name": "sjf", "tokens_per_s": 0.01}, max_num_seqs=1)
+    collector = Collector(engine)
+    engine.add(request(1, [5] * 40, 2))
+    collector.run()
+    for handle, prompt in ((2, [6] * 10), (3, [7] * 20), (4, [5] * 40 + [8])):
+        engine.add(request(handle, prompt, 2))
+    collector.run()
+    assert list(collector.reasons) == [1, 4, 2, 3]
+
+
 def running(engine):
     slots = engine.scheduler.slots
     return {h for h in slots.handle.tolist() if h >= 0}

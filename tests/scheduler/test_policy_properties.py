@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from octavo.core.testing.fake_engine import (
@@ -35,6 +35,9 @@ pools = st.fixed_dictionaries(
         "prefix_caching": st.booleans(),
         "in_flight": st.integers(1, 3),
         "max_chunk": st.sampled_from([None, 5]),
+        "num_swap_blocks": st.sampled_from([1, 4, 40]),
+        "num_host_cache_blocks": st.sampled_from([0, 0, 2, 8]),
+        "eviction": st.sampled_from(["lru", "lfu", "prefix_aware"]),
     }
 )
 arrivals = st.lists(
@@ -49,17 +52,24 @@ arrivals = st.lists(
 )
 
 
+@pytest.mark.parametrize("preemption", ["recompute", "swap", "cost_model"])
+@pytest.mark.parametrize("manager", ["paged", "radix", "none"])
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=8, deadline=None, phases=[Phase.generate])
 @given(
     options=pools,
     work=arrivals,
     aborts=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 8)), max_size=3),
 )
-def test_every_policy_keeps_the_rules(policy, options, work, aborts):
+def test_every_combination_keeps_the_rules(policy, manager, preemption, options, work, aborts):
     """All end (nothing starves), with the tokens of an ample pool; no step passes a budget; aborts
     at any moment leave nothing behind."""
-    engine = make_fake_engine(policy=POLICIES[policy], **options)
+    if manager != "paged":
+        options["num_host_cache_blocks"] = 0
+    if preemption == "recompute":
+        options["num_swap_blocks"] = 0
+    parts = {"policy": POLICIES[policy], "manager": manager, "preemption": preemption}
+    engine = make_fake_engine(**parts, **options)
     most = min(96, (options["num_blocks"] - 1) * 4)
     todo = {
         h: (at, request(h, prompt, count, priority=priority, user=user))
