@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -27,6 +29,9 @@ POLICIES = {
     "priority+fair": [{"name": "priority", "ageing_s": 20}, "fair"],
     "fair+sjf": ["fair", "sjf"],
 }
+COMBINATIONS = list(
+    itertools.product(POLICIES, ["paged", "radix", "none"], ["recompute", "swap", "cost_model"])
+)
 pools = st.fixed_dictionaries(
     {
         "num_blocks": st.sampled_from([11, 14, 20, 300]),
@@ -52,18 +57,17 @@ arrivals = st.lists(
 )
 
 
-@pytest.mark.parametrize("preemption", ["recompute", "swap", "cost_model"])
-@pytest.mark.parametrize("manager", ["paged", "radix", "none"])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("combination", COMBINATIONS, ids="-".join)
 @settings(max_examples=8, deadline=None, phases=[Phase.generate])
 @given(
     options=pools,
     work=arrivals,
     aborts=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 8)), max_size=3),
 )
-def test_every_combination_keeps_the_rules(policy, manager, preemption, options, work, aborts):
+def test_every_combination_keeps_the_rules(combination, options, work, aborts):
     """All end (nothing starves), with the tokens of an ample pool; no step passes a budget; aborts
     at any moment leave nothing behind."""
+    policy, manager, preemption = combination
     if manager != "paged":
         options["num_host_cache_blocks"] = 0
     if preemption == "recompute":

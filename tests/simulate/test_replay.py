@@ -235,19 +235,22 @@ def test_with_a_real_clock_the_executor_sleeps(
     assert sum(slept) == pytest.approx(served.executor.busy_s)
 
 
-def test_finished_requests_are_forgotten(make_engine: MakeEngine) -> None:
-    """After 2,000 requests as many objects live as after 1,000."""
+@pytest.mark.parametrize(
+    "count", [1000, pytest.param(15_000, marks=[pytest.mark.slow, pytest.mark.timeout(300)])]
+)
+def test_finished_requests_are_forgotten(make_engine: MakeEngine, count: int) -> None:
+    """After 2 N and 3 N requests as many objects live as after N."""
     engine = make_engine(kv_cache__num_blocks=200)
     replay = Replay(engine)
     alive: list[int] = []
 
-    def watch(count: int) -> None:
-        if count >= 1000 * (len(alive) + 1):
+    def watch(read: int) -> None:
+        if read >= count * (len(alive) + 1):
             gc.collect()
             alive.append(len(gc.get_objects()))
 
-    replay.run(synthetic(2001, 3000.0, 12, 4), watch)
-    assert len(alive) == 2
-    assert abs(alive[1] - alive[0]) < 500
-    assert replay.collector.num_served == 2001
+    replay.run(shaped(synthetic(3 * count + 1, 3000.0, 12, 4), users=5), watch)
+    assert len(alive) == 3
+    assert max(alive) - alive[0] < 500
+    assert replay.collector.num_served == 3 * count + 1
     assert not engine.core.scheduler.sequences
