@@ -139,7 +139,7 @@ class StepResult(msgspec.Struct, kw_only=True, omit_defaults=True):
     """token_ids: int32[R, W]. counts: int32[R] valid tokens of each row, None: all W. errors: rows
     (of R) that could not be sampled, with the message; their tokens are meaningless. Times are
     seconds spent in the worker; copy_s, those of copies between host and device, is part of
-    prepare_s."""
+    prepare_s on a CPU, and runs beside it on CUDA."""
 
     step: int
     token_ids: Int32
