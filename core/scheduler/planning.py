@@ -224,7 +224,7 @@ class LengthEnds:
         """These rows begin to decode; their token of this step is counted."""
         left = self._table.max_total[slots] - self._table.num_tokens[slots]
         for slot, count in zip(slots.tolist(), left.tolist(), strict=True):
-            self._slots.setdefault(step + count, []).append(slot)
+            self._slots.setdefault(step + max(count, 0), []).append(slot)
 
     def at(self, step: int) -> list[int]:
         """Slots that may reach their length in this step."""
