@@ -372,7 +372,7 @@ class PagedKVCacheManager(BlockTableManager):
 
     def check(self) -> None:
         super().check()
-        free = set(self._free.blocks())
+        free = set(self._free.blocks().tolist())
         for key, block in self._index.block_of.items():
             assert self._index.hash_of[block] == key, f"block {block}: hash and table disagree"
             assert block not in free, f"block {block} is free and published"

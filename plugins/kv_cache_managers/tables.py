@@ -46,10 +46,9 @@ class FreeBlocks:
         self._count = end + len(blocks)
         self._stack[end : self._count] = blocks
 
-    def blocks(self) -> list[int]:
-        """All of them, for `check`."""
-        listed: list[int] = self._stack[: self._count].tolist()
-        return listed
+    def blocks(self) -> NDArray[np.int32]:
+        """All of them."""
+        return self._stack[: self._count].copy()
 
 
 class BlockTableManager(KVCacheManager):
@@ -273,7 +272,7 @@ class BlockTableManager(KVCacheManager):
     def block_states(self) -> NDArray[np.uint8]:
         states = np.minimum(self._refs, BlockState.SHARED).astype(np.uint8)
         states[states == BlockState.FREE] = BlockState.CACHED  # or free, which is known
-        states[self._free] = BlockState.FREE
+        states[self._free.blocks()] = BlockState.FREE
         return states[1:]
 
     def check(self) -> None:
@@ -284,7 +283,7 @@ class BlockTableManager(KVCacheManager):
             assert not self._table[slot, held:].any(), f"slot {slot}: entries past its blocks"
         assert refs[0] == 0, "the null block was handed out"
         assert (refs == self._refs).all(), "reference counts differ from block tables"
-        free = set(self._free.blocks())
+        free = set(self._free.blocks().tolist())
         evictable = set(self._evictable())
         used = set(np.flatnonzero(refs).tolist())
         assert len(free) == len(self._free), "a block is free twice"
