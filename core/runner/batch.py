@@ -227,6 +227,8 @@ class BatchBuilder:
             column.push(rows)
 
     def _push(self, num_tokens: int, rows: int) -> None:
+        if self._copied is None:
+            return  # the device reads what was written
         self._token_ids.push(num_tokens)
         self._positions.push(num_tokens)
         self._seq_lens.push(rows)

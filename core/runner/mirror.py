@@ -64,8 +64,8 @@ class Mirror:
         for row in plan.admitted:
             self._admit(row)
         if plan.appended.size:
-            group, slot, index, block = plan.appended
-            self.block_tables[group, slot, index] = block
+            group, slot, index = plan.appended[:3].astype(np.intp)
+            self.block_tables[group, slot, index] = plan.appended[3]
 
     def clear(self) -> None:
         """Forget every slot."""
