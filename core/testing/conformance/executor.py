@@ -168,7 +168,8 @@ class ExecutorSuite(ConformanceSuite):
 
     def _engine(self, worker: FakeWorker, num_blocks: int) -> tuple[Any, FakeWorker]:
         from octavo.core.engine.core import EngineCore
-        from octavo.core.scheduler.scheduler import Scheduler, SchedulerLimits
+        from octavo.core.scheduler.scheduler import Scheduler
+        from octavo.core.scheduler.step import SchedulerLimits
 
         executor = self.executor(worker)
         executor.start()

@@ -155,6 +155,23 @@ class KVCacheManagerSuite(ConformanceSuite):
             found = walk.kv.lookup(digest, longer).num_tokens
             assert found == 0, f"a request with keys {extra} found content of one with [b'a']"
 
+    def test_a_sequence_that_is_cut_back_leaves_others_alone(self) -> None:
+        """Cut back into a block that others use or may find, and continued differently, a sequence
+        changes nothing of theirs."""
+        for total in (3, 6, 9):
+            walk = self.walk(total, 60)
+            prompt = np.arange(1, 17, dtype=np.int32)
+            walk.admit_prompt(0, prompt, [])
+            walk.admit_prompt(1, np.append(prompt, 99).astype(np.int32), [])
+            walk.cut(0, total)
+            walk.grow(0, 16 - total)
+            walk.check()
+            walk.admit_prompt(2, np.append(prompt, 98).astype(np.int32), [])
+            walk.check()
+            for slot in (1, 2):
+                walk.cut(slot, total + 1)
+            walk.finish()
+
     def test_nothing_is_found_before_it_was_committed(self) -> None:
         """Blocks are shared only once their KV has been computed."""
         kv = self.manager(60)

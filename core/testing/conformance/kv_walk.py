@@ -47,8 +47,10 @@ class KVWalk:
             self.swap_drop,
             self.reset_in_use,
         ]
-        for _ in range(moves):
+        for move in range(moves):
             steps[self.random.integers(len(steps))]()
+            if move % 3 == 0:
+                self.kv.catch_up()
             self.check()
         self.finish()
 
@@ -135,12 +137,22 @@ class KVWalk:
             for position in range(length, total):  # what the rejected tokens wrote
                 block = self.kv.block_tables[:, slot, position // SIZE]
                 self.pool[np.arange(self.groups), block, position % SIZE] = 99
-            self.kv.truncate(slot, length)
+            self.cut(slot, length)
             assert self.kv.num_slot_blocks[slot] == self._blocks_for(length), (
                 f"truncate to {length} tokens left {self.kv.num_slot_blocks[slot]} blocks"
             )
         else:
             self._copy(self.kv.take_copies())
+
+    def cut(self, slot: int, total: int) -> None:
+        """Drop what lies beyond `total` tokens; there is room for a copy of the block."""
+        assert self.kv.truncate(slot, total), "truncate says no, though there is a free block"
+        self._copy(self.kv.take_copies())
+        self.lengths[slot] = total
+
+    def grow(self, slot: int, more: int) -> None:
+        """Compute `more` tokens behind those of a slot, not the same as before."""
+        self._grow([slot], [more])
 
     def fork(self) -> None:
         parent, child = self._slot(), self._free_slot()
