@@ -68,6 +68,7 @@ KINDS: dict[str, Kind] = _kinds(
         scheduler_policy.SchedulerPolicy,
         scheduler_policy.SchedulerPolicyContext,
         "scheduler.policy",
+        "1.1",
     ),
     Kind(
         "kv_cache_manager",
@@ -76,6 +77,7 @@ KINDS: dict[str, Kind] = _kinds(
         kv_cache_manager.KVCacheManager,
         kv_cache_manager.KVCacheManagerContext,
         "kv_cache.manager",
+        "1.1",
     ),
     Kind(
         "eviction_policy",

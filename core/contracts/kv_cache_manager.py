@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,7 +91,8 @@ class KVCacheManagerContext:
     eviction: EvictionPolicy | None = None
 
 
-class KVStats(NamedTuple):
+@dataclass(slots=True)
+class KVStats:
     """num_blocks counts what can be handed out; num_free counts blocks without content;
     num_evictable those with reusable content and no user. Queries and hits are tokens, since
     start; hits include those of the host cache.
@@ -175,10 +176,11 @@ class KVCacheManager(ABC):
         that depends on it."""
 
     @abstractmethod
-    def truncate(self, slot: int, total: int) -> bool:
-        """Drop what lies beyond `total` tokens (rejected speculation). False when `total` ends in a
-        block that others use or may find, and there is none to copy it to: then nothing has
-        changed. The copy is fetched by `take_copies`."""
+    def truncate(self, slot: int, total: int) -> None:
+        """Drop what lies beyond `total` tokens (rejected speculation). Where `total` ends in a
+        block that others use or may find, the slot gets a copy of it, which is fetched by
+        `take_copies`. Raises `CapacityError` when there is no block for the copy: then nothing has
+        changed."""
 
     @abstractmethod
     def fork(self, parent: int, child: int, total: int) -> Sequence[BlockCopy] | None:

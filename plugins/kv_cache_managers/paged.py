@@ -247,15 +247,13 @@ class PagedKVCacheManager(BlockTableManager):
             put(hashes[index], block, before)
             start += 4 * size
 
-    def truncate(self, slot: int, total: int) -> bool:
+    def truncate(self, slot: int, total: int) -> None:
         self._catch_up_with(slot)
-        if not super().truncate(slot, total):
-            return False
+        super().truncate(slot, total)
         full = total // self.block_size
         self._computed[slot] = min(int(self._computed[slot]), total)
         self._published[slot] = min(int(self._published[slot]), full)
         del self._digests[slot].hashes[full:]
-        return True
 
     def _is_known(self, slot: int, index: int) -> bool:
         block = self._table[slot, index]

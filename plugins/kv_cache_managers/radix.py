@@ -107,14 +107,12 @@ class RadixKVCacheManager(BlockTableManager):
         )
         self._known[slot] = count
 
-    def truncate(self, slot: int, total: int) -> bool:
-        if not super().truncate(slot, total):
-            return False
+    def truncate(self, slot: int, total: int) -> None:
+        super().truncate(slot, total)
         self._computed[slot] = min(int(self._computed[slot]), total)
         if self._known[slot] > total:
             self._known[slot] = total
             self._tips[slot] = None  # it may go on differently
-        return True
 
     def _is_known(self, slot: int, index: int) -> bool:
         return super()._is_known(slot, index) or self._nodes[self._table[slot, index]] > 0

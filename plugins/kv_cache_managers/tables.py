@@ -21,6 +21,7 @@ from octavo.core.contracts.kv_cache_manager import (
     KVCacheManagerContext,
     SwapOut,
 )
+from octavo.core.errors import CapacityError
 from octavo.plugins.kv_cache_managers.host_pool import Swapped, SwapPool
 
 
@@ -164,7 +165,7 @@ class BlockTableManager(KVCacheManager):
             self._table[slots[rows], held[rows] + offsets] = blocks
         self.num_slot_blocks[slots] = held + needed
 
-    def truncate(self, slot: int, total: int) -> bool:
+    def truncate(self, slot: int, total: int) -> None:
         size = self.block_size
         keep, (index, written) = -(-total // size), divmod(total, size)
         held = int(self.num_slot_blocks[slot])
@@ -172,7 +173,10 @@ class BlockTableManager(KVCacheManager):
             # It will be written into: others keep the block, and the slot gets a copy.
             freed = np.count_nonzero(self._refs[self._table[slot, keep:held]] == 1)
             if self.num_available + freed < 1:
-                return False
+                raise CapacityError(
+                    f"slot {slot} cannot be cut to {total} tokens: they end in a block that others"
+                    " need, and none is free for a copy"
+                )
             self._drop(slot, keep)
             source = int(self._table[slot, index])
             (own,) = self._allocate_many(1).tolist()
@@ -180,7 +184,6 @@ class BlockTableManager(KVCacheManager):
             self._copy([(source, own, written)], CopyKind.DEVICE)
             self._lose_user(np.asarray([source], np.int32))
         self._drop(slot, keep)
-        return True
 
     def _is_known(self, slot: int, index: int) -> bool:
         """Whether somebody else uses the slot's block, or may find its content."""

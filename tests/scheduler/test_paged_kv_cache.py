@@ -7,6 +7,7 @@ import pytest
 
 from octavo.core.contracts.kv_cache_manager import KVCacheManagerContext
 from octavo.core.contracts.provider import NoOptions
+from octavo.core.errors import CapacityError
 from octavo.plugins.kv_cache_managers.paged import PagedKVCacheManager
 
 SLOTS, LENGTH, SIZE = 5, 40, 4
@@ -136,7 +137,7 @@ def test_truncating_into_a_known_block_copies_it():
     kv = make()
     fill(kv, 0, ids(*range(12)))
     old = kv.block_tables[0, 0, :3].tolist()
-    assert kv.truncate(0, 6)
+    kv.truncate(0, 6)
     (copy,) = kv.take_copies()
     assert (copy.source, copy.target, copy.num_tokens) == (old[1], kv.block_tables[0, 0, 1], 2)
     assert copy.target != old[1]
@@ -152,14 +153,15 @@ def test_truncating_into_a_block_of_others_needs_a_free_one():
     kv = make(num_blocks=4)
     fill(kv, 0, ids(*range(8)))
     assert kv.fork(0, 1, 4) == ()
-    assert kv.truncate(1, 4)
+    kv.truncate(1, 4)
     fill(kv, 2, ids(50, 51))
     before = kv.stats()
     assert before.num_free + before.num_evictable == 0
-    assert not kv.truncate(1, 2)
+    with pytest.raises(CapacityError, match="slot 1 cannot be cut to 2 tokens"):
+        kv.truncate(1, 2)
     assert kv.stats() == before
     kv.release(2)
-    assert kv.truncate(1, 2)
+    kv.truncate(1, 2)
     assert [c.num_tokens for c in kv.take_copies()] == [2]
     assert kv.block_tables[0, 1, 0] != kv.block_tables[0, 0, 0]
     kv.check()

@@ -80,9 +80,8 @@ class ExampleManager(KVCacheManager):
         self.block_tables[:, slot, keep:held] = 0
         self.num_slot_blocks[slot] = keep
 
-    def truncate(self, slot: int, total: int) -> bool:
+    def truncate(self, slot: int, total: int) -> None:
         self._shrink(slot, min(int(self.num_slot_blocks[slot]), -(-total // self._size)))
-        return True
 
     def fork(self, parent: int, child: int, total: int) -> Sequence[BlockCopy] | None:
         if not self._grow(child, total + 1):
