@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from octavo.core.messages import Int32
 from octavo.core.runner.side_stream import SideStream, side_stream
 
 DEVICE_COPY, TO_HOST, TO_DEVICE = 0, 1, 2
-HOST_LAYOUT = KVLayout(("kv", "block", "token", "head", "dim"))
+HOST_DIMS: tuple[KVDim, ...] = ("kv", "block", "token", "head", "dim")
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class KVPool:
                 if num_host_blocks:
                     host_k, host_v = _allocate(
                         spec,
-                        HOST_LAYOUT,
+                        replace(layout, dims=HOST_DIMS),
                         num_host_blocks,
                         block_size,
                         dtype=dtype,

@@ -25,12 +25,12 @@ LAYOUTS = [
 ]
 
 
-def pool_of(layout=LAYOUTS[0], *, value_size=8, num_groups=1, **options):
+def pool_of(layout=LAYOUTS[0], *, value_size=8, num_groups=1, extra=0, **options):
     specs = [
         KVSpec(layer, "full", 2, 8, value_size, group=layer % num_groups) for layer in range(2)
     ]
     values = {"num_blocks": 6, "block_size": 4, "dtype": torch.float32, "device": CPU, **options}
-    return KVPool(specs, [KVLayout(layout)] * 2, **values)
+    return KVPool(specs, [KVLayout(layout, extra=extra)] * 2, **values)
 
 
 def fill(pool, host=False):
@@ -188,9 +188,9 @@ def test_host_copies_run_beside_the_computation_in_the_right_order():
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("value_size", [8, 5])
-def test_scattered_and_partial_blocks_go_to_the_host_and_back(layout, value_size):
-    pool = pool_of(layout, value_size=value_size, num_blocks=12, num_host_blocks=8)
+@pytest.mark.parametrize(("value_size", "extra"), [(8, 0), (5, 0), (8, 3), (5, 3)])
+def test_scattered_and_partial_blocks_go_to_the_host_and_back(layout, value_size, extra):
+    pool = pool_of(layout, value_size=value_size, extra=extra, num_blocks=12, num_host_blocks=8)
     fill(pool)
     before = [(cache.k.clone(), cache.v.clone()) for cache in pool.layers]
     blocks, host, tokens = [9, 2, 7, 4, 1], [3, 4, 5, 0, 6], [4, 4, 3, 4, 1]
