@@ -97,7 +97,7 @@ def test_raw_answers(client):
     )
     assert raw.status_code == 200
     assert raw.headers["x-request-id"] == "chatcmpl-mine" == raw.parse().id
-    assert json.loads(raw.text())["object"] == "chat.completion"
+    assert json.loads(raw.http_response.content)["object"] == "chat.completion"
     with client.completions.with_streaming_response.create(
         **GREEDY, prompt="ab", stream=True
     ) as answer:
