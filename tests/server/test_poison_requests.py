@@ -11,14 +11,16 @@ from typing import Any
 import httpx
 import pytest
 
+from octavo.server.operations import OPERATIONS
 from octavo.server.protocol.chat import ChatRequest
 from octavo.server.protocol.completions import CompletionRequest
 
-TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+TEXT, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 HI = [{"role": "user", "content": "hi"}]
 BASE: dict[str, dict[str, Any]] = {
     TEXT: {"prompt": "hi", "max_tokens": 2},
     CHAT: {"messages": HI, "max_tokens": 2},
+    RESPONSES: {"input": "hi", "max_output_tokens": 2},
 }
 HUGE = 2**70
 TOKEN_IDS = [-1, "VOCAB", 2**31, HUGE, 1.5, "a", None, True]
@@ -124,12 +126,26 @@ ONLY: dict[str, dict[str, list[Any]]] = {
         "chat_template_kwargs": [[], "x"],
         "tools": [{}, ["x"], [{"type": "function"}]],
     },
+    RESPONSES: {
+        "max_output_tokens": [-1, 0, 1.5, HUGE],
+        "input": ["", [], None, 5, {}, [5], [{}], [{"role": "user", "content": 5}]],
+        "instructions": [5, ["x"]],
+        "metadata": [5, {"a": 1}, {"a": "x" * 600}],
+        "include": ["x", ["file_search_call.results"]],
+        "text": [5, {"format": {"type": "yaml"}}, {"format": {"type": "json_schema"}}],
+        "top_logprobs": [-1, 6, 1000000],
+        "tools": [{}, ["x"], [{"type": "web_search"}]],
+        "tool_choice": ["x", {"type": "function", "name": "f"}],
+        "previous_response_id": ["resp_1"],
+    },
 }
+SERVED = {operation.path for operation in OPERATIONS}
+PATHS = [path for path in BASE if path in SERVED]
 
 
 def cases():
     """(path, parameter, value) of every bad value."""
-    for path in (TEXT, CHAT):
+    for path in PATHS:
         for table in (NUMBERS, OTHERS, ONLY[path]):
             for name, values in table.items():
                 for value in values:
@@ -166,7 +182,7 @@ def test_values(real_server, path, name, value):
     real_server.check_control()
 
 
-@pytest.mark.parametrize("path", [TEXT, CHAT])
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", [*NUMBERS, "logit_bias"])
 @pytest.mark.parametrize("written", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
 def test_numbers_that_are_none(real_server, path, name, written):
@@ -252,7 +268,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-@pytest.mark.parametrize("path", [TEXT, CHAT, "/tokenize", "/detokenize"])
+@pytest.mark.parametrize("path", [*PATHS, "/tokenize", "/detokenize"])
 def test_bodies_that_are_no_json_object(real_server, path, name):
     headers = {"content-type": "application/json"}
     check(real_server.client.post(path, content=BODIES[name], headers=headers))

@@ -10,6 +10,9 @@ import time
 import httpx
 import pytest
 
+from octavo.server.operations import OPERATIONS
+
+SERVED = {operation.path for operation in OPERATIONS}
 TOTAL, WARM_UP, AT_ONCE = 2000, 700, 24
 GROWTH = 16 << 20
 """Bytes that a process may have grown after the warm-up: arenas of the allocator, not requests."""
@@ -37,6 +40,9 @@ def request(dice):
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     if dice.random() < 0.05:
         body |= dice.choice([{"temperature": -1}, {"max_tokens": 1000}, {"n": 99}, {"stop": 3}])
+    if dice.random() < 0.1 and "/v1/responses" in SERVED:
+        few = {"max_output_tokens": dice.randint(1, 40), "stream": dice.random() < 0.5}
+        return "/v1/responses", few | {"input": "the quick brown fox", "temperature": 0}
     if dice.random() < 0.4:
         text = "the quick brown fox "[: length % 20 + 1]
         if dice.random() < 0.3:
