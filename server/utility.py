@@ -84,7 +84,10 @@ async def reset_prefix_cache(request: Request) -> Response:
 
 
 async def openapi(request: Request) -> Response:
-    return JSONResponse(request.app.state.openapi)
+    """With the prefix that a proxy takes off, where there is one."""
+    root = request.scope.get("root_path", "")
+    servers = {"servers": [{"url": root}]} if root else {}
+    return JSONResponse(request.app.state.openapi | servers)
 
 
 async def docs(request: Request) -> Response:

@@ -6,9 +6,12 @@ import asyncio
 import json
 import re
 
+import httpx
 import pytest
 from pydantic import ConfigDict
 
+from octavo.core.config.models import EngineConfig
+from octavo.server.app import create_app
 from octavo.server.openapi import document
 from octavo.server.operations import OPERATIONS
 from octavo.server.protocol.chat import ChatChunk, ChatRequest, ChatResponse
@@ -115,6 +118,21 @@ def test_answers_are_what_the_models_say(connect, fake):
                     strict(chunk).model_validate_json(event.removeprefix("data: "))
 
     run(go())
+
+
+@pytest.mark.parametrize("root", ["", "/llm"])
+def test_a_proxys_prefix_is_in_it(fake, root):
+    app = create_app(fake, EngineConfig())
+
+    async def work():
+        transport = httpx.ASGITransport(app=app, root_path=root)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://test") as client,
+        ):
+            return (await client.get("/openapi.json")).json().get("servers")
+
+    assert asyncio.run(work()) == ([{"url": "/llm"}] if root else None)
 
 
 def test_prefix_cache_can_be_reset(connect, fake):
