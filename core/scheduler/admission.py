@@ -127,12 +127,12 @@ class Admission:
         if budget < want <= limits.max_num_batched_tokens and not limits.chunked_prefill:
             return None
         chunk = min(want, budget)
+        others = scheduler.num_running + seated
         if limits.chunked_prefill:
-            least = 0 if scheduler.num_running else 1  # a step computes something
+            least = 0 if others else 1  # a step computes something
             chunk = min(chunk, max(scheduler.policy.admit_cap(sequence.waiting, chunk), least))
         if chunk <= 0:
             return None
-        others = scheduler.num_running + seated
         if not self._has_headroom(sequence, total - match.num_tokens, others):
             return None
         slot = scheduler.slots.take()

@@ -15,6 +15,8 @@ from octavo.server.protocol.structured import ResponseFormat, structured_outputs
 
 INT32_MAX = 2**31 - 1
 
+ExtraArgument = bool | int | float | str
+
 PLAIN = (
     "temperature",
     "top_p",
@@ -48,7 +50,6 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "use_beam_search": Unsupported("only sampling is offered", (False,)),
     "length_penalty": Unsupported("it belongs to beam search", (1.0, 1)),
     "logits_processors": Unsupported("configure them in the YAML", ([],)),
-    "vllm_xargs": Unsupported("", ({},)),
     "kv_transfer_params": Unsupported("", ({},)),
     "prompt_embeds": Unsupported("prompts are text or token ids"),
     "lora_request": Unsupported("adapters are not built in"),
@@ -115,6 +116,9 @@ class SamplingRequest(Request):
         default=None, description="Nothing else is generated."
     )
     bad_words: list[str] | None = Field(default=None, description="Texts that never appear.")
+    vllm_xargs: dict[str, ExtraArgument | list[ExtraArgument]] | None = Field(
+        default=None, description="What plugins' logits processors take, by processor name."
+    )
     ignore_eos: bool = Field(default=False, description="Whether end tokens do not end.")
     skip_special_tokens: bool = Field(
         default=True, description="Whether special tokens are left out of the text."
@@ -242,6 +246,8 @@ class SamplingRequest(Request):
         values["max_tokens"] = None
         values["logprobs"] = self.num_logprobs
         values["prompt_logprobs"] = self.prompt_logprobs
+        if self.vllm_xargs:
+            values["extra_args"] = self.vllm_xargs
         if self.logit_bias is not None:
             values["logit_bias"] = {_token_id(key): bias for key, bias in self.logit_bias.items()}
         values["structured_outputs"] = structured_outputs(

@@ -308,3 +308,12 @@ def test_unknown_parameters_can_be_refused(connect, fake):
     error = response.json()["error"]
     assert error["param"] == "temprature"
     assert "'temperature'" in error["message"]
+
+
+def test_arguments_of_plugins_reach_the_engine(connect, fake):
+    body = {"prompt": "Hi", "max_tokens": 2, "vllm_xargs": {"no_repeat_ngram": 3, "list": [1, 2]}}
+    complete(connect, fake, body)
+    assert fake.calls[-1].params.extra_args == {"no_repeat_ngram": 3, "list": [1, 2]}
+    response = run(post(connect, fake, "/v1/completions", {**body, "vllm_xargs": {"a": {}}}))
+    assert response.status_code == 400
+    assert "vllm_xargs" in response.text
