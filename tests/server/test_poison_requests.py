@@ -154,7 +154,11 @@ def cases():
 
 def filled(value: Any, vocab: int) -> Any:
     """With the first id past the vocabulary where `VOCAB` is."""
-    return json.loads(json.dumps(value).replace('"VOCAB"', str(vocab)))
+    if isinstance(value, list):
+        return [filled(item, vocab) for item in value]
+    if isinstance(value, dict):
+        return {key.replace("VOCAB", str(vocab)): item for key, item in value.items()}
+    return vocab if value == "VOCAB" else value
 
 
 def check(answer: httpx.Response, status: int = 400, param: str | None = None) -> dict[str, Any]:
@@ -174,8 +178,6 @@ def check(answer: httpx.Response, status: int = 400, param: str | None = None) -
 
 @pytest.mark.parametrize(("path", "name", "value"), list(cases()))
 def test_values(real_server, path, name, value):
-    if name == "logit_bias" and isinstance(value, dict) and "VOCAB" in value:
-        value = {str(real_server.vocab): 1}
     body = BASE[path] | {name: filled(value, real_server.vocab)}
     param = {"max_completion_tokens": None, "min_tokens": None, "max_tokens": None}.get(name, name)
     check(real_server.client.post(path, json=body), param=param)
