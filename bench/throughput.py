@@ -100,6 +100,7 @@ def measure(
         "num_preemptions": metrics["num_preemptions"],
         "num_steps": metrics["num_steps"],
         "step_phases": metrics["phases"],
+        "plugin_times": metrics["plugin_times"],
         "steps": recorder.records(),
     }
 
@@ -127,6 +128,10 @@ def lines(result: Mapping[str, Any]) -> list[str]:
     for name, phase in result["step_phases"].items():
         figures = f"{phase['median_ms']:10.3f}{phase['p99_ms']:10.3f}{phase['share']:10.1%}"
         text.append(f"    {name:20s}{figures}")
+    if result["plugin_times"]:
+        text.append(f"  {'plugin':30s}{'calls':>10s}{'seconds':>10s}")
+    for name, times in result["plugin_times"].items():
+        text.append(f"    {name:28s}{times['calls']:10d}{times['seconds']:10.3f}")
     return text
 
 

@@ -26,6 +26,11 @@ class Made:
         """`made` was made for `entry`."""
         self._entries[type(made)] = entry
 
+    def label(self, made: object) -> str:
+        """How messages call something that may have been made here."""
+        entry = self._entries.get(type(made))
+        return entry.label if entry is not None else type(made).__name__
+
     def blame(self, error: BaseException) -> Registered | None:
         """The implementation whose method raised, or called what raised: the innermost one on the
         traceback. None: no implementation was being called."""

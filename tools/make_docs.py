@@ -228,8 +228,8 @@ an implementation does not claim something. It needs no pytest and no device but
 
 pytest finds these fixtures by itself: `octavo_tiny_model` (a folder with a random model),
 `octavo_engine` (engines of it, with plugins registered and cleaned up), `octavo_fake_engine`
-(engines without a model, whose worker checks every read of its KV cache) and `octavo_step_log` (an
-observer that keeps every step and request).
+(engines without a model, whose worker checks every read of its KV cache), `octavo_fake_executor`
+(the executor of those) and `octavo_step_log` (an observer that keeps every step and request).
 
 """
 

@@ -70,7 +70,12 @@ class EngineCore:
         self.clock = clock
         self.timing = StepTiming()
         self.observers = Observers(observers)
-        self._masks = HostMasks(host_processors, scheduler.limits.vocab_size, self._end)
+        self._masks = HostMasks(
+            host_processors,
+            scheduler.limits.vocab_size,
+            self._end,
+            label=(made or Made()).label,
+        )
         self._submitted: deque[_Submitted] = deque()
         self._closed = False
         self._recent = Recent()

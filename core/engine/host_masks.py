@@ -18,12 +18,16 @@ End = Callable[[int, str, str | None], None]
 
 class HostMasks:
     """Knows which slots each processor attended to. `end` ends one sequence: what a processor may
-    ask for, and all that its exception can do."""
+    ask for, and all that its exception can do. label: how messages call a processor."""
 
     def __init__(
-        self, processors: Sequence[HostLogitsProcessor], vocab_size: int, end: End
+        self,
+        processors: Sequence[HostLogitsProcessor],
+        vocab_size: int,
+        end: End,
+        label: Callable[[object], str] = lambda processor: type(processor).__name__,
     ) -> None:
-        self._processors = processors
+        self._processors, self._label = processors, label
         self._words = -(-vocab_size // 32)
         self._end = end
         self._attached: list[set[int]] = [set() for _ in processors]
@@ -110,7 +114,7 @@ class HostMasks:
         *args: object,
     ) -> tuple[Any, bool]:
         """`(result, True)`, or `(None, False)` after the requests in these slots were failed."""
-        result, message = self._faults.run(type(processor).__name__, call, *args)
+        result, message = self._faults.run(self._label(processor), call, *args)
         if message is None:
             return result, True
         for slot in slots.tolist():
@@ -124,7 +128,7 @@ class HostMasks:
             if slot in attached:
                 attached.discard(slot)
                 # What this raises has no request left that it could belong to.
-                self._faults.run(type(processor).__name__, processor.detach, slot)
+                self._faults.run(self._label(processor), processor.detach, slot)
         handle = self._handle_of.pop(slot, None)
         if handle is not None:
             del self._slot_of[handle]

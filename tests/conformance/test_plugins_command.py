@@ -161,6 +161,10 @@ def test_real(octavo_engine, octavo_step_log, octavo_tiny_model):
     assert len(octavo_step_log.requests) == 3
 
 
+def test_executor(octavo_fake_executor):
+    assert octavo_fake_executor.start().vocab_size == octavo_fake_executor.worker.vocab_size
+
+
 def test_fake(octavo_fake_engine, octavo_step_log):
     engine = octavo_fake_engine(num_blocks=8, observers=[("log", octavo_step_log)])
     for handle in (1, 2, 3):
@@ -172,4 +176,4 @@ def test_fake(octavo_fake_engine, octavo_step_log):
     plugin = "octavo.core.testing.pytest_plugin"
     done = environment("-m", "pytest", "-q", "-p", plugin, "-p", "no:cacheprovider", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 passed" in done.stdout
+    assert "3 passed" in done.stdout

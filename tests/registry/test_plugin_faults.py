@@ -97,7 +97,8 @@ class Slow(FcfsPolicy):
 
 
 def test_time_is_attributed_to_plugins(engine):
-    made = engine({"observability": {"plugin_times": True}}, [Slow])
+    config = {"observability": {"plugin_times": True}, "sampler": {"backend": "torch"}}
+    made = engine(config, [Slow])
     generate(made, make_requests(4))
     times = made.metrics()["plugin_times"]
     slow = times["scheduler_policy slow"]
