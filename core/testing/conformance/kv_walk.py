@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.core.contracts.kv_cache_manager import BlockCopy, CopyKind, KVCacheManager
+from octavo.core.contracts.kv_cache_manager import BlockCopy, BlockState, CopyKind, KVCacheManager
 
 SLOTS, LENGTH, SIZE = 5, 40, 4
 
@@ -279,6 +279,28 @@ class KVWalk:
                 assert (read == wrote).all(), (
                     f"slot {slot}: reads {read.tolist()}, wrote {wrote.tolist()}"
                 )
+
+        self._check_states()
+
+    def _check_states(self) -> None:
+        """What `block_states` tells, if it does, is what tables and statistics say."""
+        states = self.kv.block_states()
+        if states is None:
+            return
+        stats = self.kv.stats()
+        held = np.concatenate([self._table(slot)[0] for slot in range(SLOTS)])
+        users = np.bincount(held, minlength=stats.num_blocks + 1)[1:]
+        for state, blocks in (
+            (BlockState.USED, users == 1),
+            (BlockState.SHARED, users > 1),
+        ):
+            told, true = np.flatnonzero(states == state) + 1, np.flatnonzero(blocks) + 1
+            assert told.tolist() == true.tolist(), (
+                f"block_states says {told.tolist()} are {state.name}, the tables {true.tolist()}"
+            )
+        counts = np.bincount(states, minlength=len(BlockState))
+        assert counts[BlockState.FREE] == stats.num_free, "block_states miscounts free blocks"
+        assert counts[BlockState.CACHED] == stats.num_evictable, "it miscounts cached blocks"
 
     def _table(self, slot: int) -> NDArray[np.int32]:
         return self.kv.block_tables[:, slot, : self.kv.num_slot_blocks[slot]]
