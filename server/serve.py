@@ -194,6 +194,8 @@ def _announce(report: Any, names: Sequence[str], max_model_len: int, url: str) -
     for line in report.lines() if report is not None else ():
         print(line)
     print(f"Serving model {', '.join(names)} with {max_model_len} tokens of context")
+    if not url.startswith("unix:"):
+        print(f"What it does, live, and a chat: {url}/dashboard")
     print(f"Octavo is ready on {url}", flush=True)
     notify(f"{READY}\nSTATUS=serving {', '.join(names)} on {url}")
 

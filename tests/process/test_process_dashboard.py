@@ -79,6 +79,7 @@ def open_page(chromium) -> Iterator[Any]:
 
 
 def test_numbers_move_and_the_chat_streams(shared, stream, open_page) -> None:
+    assert shared.line(r"live, and a chat: (\S+)$")[1] == f"{shared.url}/dashboard"
     page = open_page(shared.url)
     page.wait("document.getElementById('state').textContent === 'ready'")
     assert page.text("#model") == "m"
