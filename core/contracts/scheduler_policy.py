@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -68,10 +68,10 @@ class RunningView:
 
     def rows(self, index: NDArray[Any]) -> RunningView:
         """The same columns of some of the requests; index: intp[m] or bool[B]."""
-        columns = {name: getattr(self, name)[index] for name in _COLUMNS}
-        for column in columns.values():
+        columns = [getattr(self, name)[index] for name in _COLUMNS]
+        for column in columns:
             column.setflags(write=False)
-        return replace(self, **columns)
+        return RunningView(*columns, self.user_names, self.now)
 
 
 _COLUMNS = (
