@@ -1,4 +1,4 @@
-"""Line charts as SVG text: no script, no outside resource. Colours are CSS classes of the page."""
+"""Charts as SVG text: no script, no outside resource. Colours are CSS classes of the page."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def _axes(scale: _Scale, title: str, percent: bool) -> list[str]:
     return parts
 
 
-def _rule(x1: float, x2: float, y1: float, y2: float) -> str:
-    return f'<line class="grid" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"/>'
+def _rule(x1: float, x2: float, y1: float, y2: float, kind: str = "grid") -> str:
+    return f'<line class="{kind}" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"/>'
 
 
 def _text(kind: str, x: float, y: float, anchor: str, text: str) -> str:
@@ -132,3 +132,124 @@ def _polyline(line: Line, scale: _Scale) -> str:
 def _positive(line: Line) -> Line:
     pairs = [(a, b) for a, b in zip(line.x, line.y, strict=True) if a > 0]
     return Line(line.name, line.color, [a for a, _ in pairs], [b for _, b in pairs])
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its interval, None: unbounded on that side. kind: `better`, `worse` or other."""
+
+    name: str
+    value: float
+    low: float | None
+    high: float | None
+    kind: str = ""
+
+
+_COLORS = {"better": 2, "worse": 5}
+_ROW, _LABEL = 22, 200
+
+
+def intervals(estimates: Sequence[Estimate], zone: float = 0.0) -> str:
+    """Ratios with their intervals, one a row, on a logarithmic axis around 1. zone: half width of
+    the band within which a difference does not matter."""
+    if not estimates:
+        return '<p class="empty">nothing to plot</p>'
+    bounds = [b for e in estimates for b in (e.value, e.low or e.value, e.high or e.value)]
+    reach = max(math.log(1.05), *(abs(math.log(b)) for b in bounds if b > 0))
+    reach = min(reach, math.log(20))
+    reach *= 1.08
+    height = TOP + _ROW * len(estimates) + BOTTOM
+
+    def x(value: float) -> float:
+        share = max(-1.0, min(1.0, math.log(max(value, 1e-9)) / reach))
+        return _LABEL + (1 + share) / 2 * (WIDTH - _LABEL - RIGHT)
+
+    base = height - BOTTOM
+    parts = [f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="ratios">']
+    if zone:
+        left, right = x(1 - zone), x(1 + zone)
+        parts.append(
+            f'<rect class="zone" x="{left:.1f}" y="{TOP}" width="{right - left:.1f}" '
+            f'height="{base - TOP}"/>'
+        )
+    for tick in _ratio_ticks(reach):
+        kind = "one" if tick == 1 else "grid"
+        parts.append(_rule(x(tick), x(tick), TOP, base, kind))
+        parts.append(_text("tick", x(tick), base + 17, "middle", f"{tick:g}"))
+    for place, estimate in enumerate(estimates):
+        y = TOP + _ROW * (place + 0.5)
+        color = _COLORS.get(estimate.kind, 7)
+        low = _LABEL if estimate.low is None else x(estimate.low)
+        high = WIDTH - RIGHT if estimate.high is None else x(estimate.high)
+        parts.append(_text("tick", _LABEL - 10, y + 4, "end", estimate.name))
+        parts.append(_rule(low, high, y, y, f"c{color}"))
+        at = x(estimate.value)
+        parts.append(f'<circle class="f{color}" cx="{at:.1f}" cy="{y:.1f}" r="4"/>')
+    title = "ratio to the first side"
+    parts.append(_text("axis", (_LABEL + WIDTH - RIGHT) / 2, height - 5, "middle", title))
+    return "".join([*parts, "</svg>"])
+
+
+def _ratio_ticks(reach: float) -> list[float]:
+    """Round ratios on both sides of 1."""
+    if reach > math.log(2):
+        far = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
+        return [tick for tick in far if abs(math.log(tick)) <= reach]
+    step = next(s for s in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5) if math.log1p(s) * 3.2 >= reach)
+    near = [round(1 + k * step, 4) for k in range(-3, 4)]
+    return [tick for tick in near if tick > 0 and abs(math.log(tick)) <= reach]
+
+
+def stacks(
+    names: Sequence[str], parts: Sequence[str], values: Sequence[Sequence[float]], unit: str
+) -> str:
+    """One horizontal bar a name, made of `parts` in the palette's order. values: [name][part]."""
+    most = max((sum(row) for row in values), default=0.0) or 1.0
+    height = TOP + 30 * len(names) + BOTTOM
+    out = [f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(unit)}">']
+    scale = (WIDTH - _LABEL - RIGHT) / most
+    base = height - BOTTOM
+    for tick in ticks(0, most):
+        at = _LABEL + tick * scale
+        out.append(_rule(at, at, TOP, base))
+        out.append(_text("tick", at, base + 17, "middle", number(tick)))
+    for place, (name, row) in enumerate(zip(names, values, strict=True)):
+        y, at = TOP + 30 * place + 5, float(_LABEL)
+        out.append(_text("tick", _LABEL - 10, y + 14, "end", name))
+        for color, (part, value) in enumerate(zip(parts, row, strict=True)):
+            width = value * scale
+            title = f"<title>{escape(part)}: {value:.3g}</title>"
+            where = f'x="{at:.1f}" y="{y}" width="{width:.1f}" height="20"'
+            out.append(f'<rect class="f{color % 8}" {where}>{title}</rect>')
+            at += width
+    out.append(_text("axis", (_LABEL + WIDTH - RIGHT) / 2, height - 5, "middle", unit))
+    return "".join([*out, "</svg>"])
+
+
+@dataclass(frozen=True)
+class Point:
+    """A dot of a scatter plot; good: on the front."""
+
+    name: str
+    x: float
+    y: float
+    good: bool = False
+
+
+def scatter(points: Sequence[Point], *, x: str, y: str) -> str:
+    """Dots, those on the front joined by a line. x, y: titles of the axes."""
+    if not points:
+        return '<p class="empty">nothing to plot</p>'
+    high = max(point.x for point in points) * 1.08 or 1.0
+    top = max(point.y for point in points) * 1.08 or 1.0
+    scale = _Scale(0.0, high, top, log=False)
+    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(y)}">']
+    parts += _axes(scale, x, percent=False)
+    front = sorted((p for p in points if p.good), key=lambda p: p.x)
+    line = " ".join(f"{scale.x(p.x):.1f},{scale.y(p.y):.1f}" for p in front)
+    parts.append(f'<polyline class="c2" points="{line}"/>')
+    for point in points:
+        where = f'cx="{scale.x(point.x):.1f}" cy="{scale.y(point.y):.1f}"'
+        title = f"<title>{escape(point.name)}</title>"
+        parts.append(f'<circle class="f{2 if point.good else 7}" {where} r="4">{title}</circle>')
+    return "".join([*parts, "</svg>"])

@@ -80,8 +80,9 @@ class EngineDriver:
         begin = clock()
         dispatcher = Dispatcher(calls, max_concurrency)
         record = _Record(EngineRun([Answer(0.0) for _ in calls]), first, begin)
+        reached = 0.0  # begin + until - begin may round to less than until
         while not dispatcher.done:
-            for index in dispatcher.due(clock() - begin):
+            for index in dispatcher.due(max(reached, clock() - begin)):
                 self._send(calls[index], first + index, dispatcher.due_at[index], record)
             if engine.has_work():
                 outputs = engine.step()
@@ -91,6 +92,7 @@ class EngineDriver:
                 until = dispatcher.next_time()
                 assert until is not None, "calls are left and nothing will come of them"
                 self._wait_until(begin + until)
+                reached = until
             for index in record.take_ended():
                 dispatcher.ended(index, clock() - begin)
         return record.finish(clock(), engine, before)

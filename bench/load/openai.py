@@ -86,22 +86,29 @@ async def probe_vocabulary(client: HttpClient, model: str) -> int | None:
     return None
 
 
-async def wait_ready(client: HttpClient, seconds: float) -> str:
-    """Until the server generates a token; its model's name. Raises `ConfigError` when it does not
-    in time."""
+async def wait_ready(client: HttpClient, seconds: float) -> tuple[str, str]:
+    """Until the server generates a token: its model's name, and the path to ask it at (chat, where
+    it has no completions). Raises `ConfigError` when it does not in time."""
     deadline = time.monotonic() + seconds
     while True:
         try:
             model = await served_model(client)
-            body = {"model": model, "prompt": "Hello", "max_tokens": 1}
-            await client.json("POST", COMPLETIONS, body)
-            return model
+            return model, await _generating_path(client, model)
         except HttpError as error:
-            if error.status in _TAKEN:
-                return model
-            if time.monotonic() >= deadline or error.status in (401, 403):
+            if time.monotonic() >= deadline or error.status in (401, 403, 404):
                 raise ConfigError(f"{client.url} does not answer: {error}") from None
         await asyncio.sleep(0.2)
+
+
+async def _generating_path(client: HttpClient, model: str) -> str:
+    """Where a server generates; raises `HttpError` when it does not yet."""
+    try:
+        await client.json("POST", COMPLETIONS, {"model": model, "prompt": "Hello", "max_tokens": 1})
+    except HttpError as error:
+        if error.status not in _TAKEN:
+            raise
+        return CHAT if error.status in (404, 405) else COMPLETIONS
+    return COMPLETIONS
 
 
 async def ask(

@@ -1,0 +1,194 @@
+"""Statistics of paired rounds: intervals, p-values of a family of metrics, and how many rounds a
+difference would need.
+
+docs/decisions/2026-11-29-comparison-statistics.md says why these and not others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float64 = NDArray[np.float64]
+
+LEAST_ROUNDS = 6
+"""With fewer no sign pattern is rarer than 5%: 2 / 2**6 is 0.031."""
+
+_EXACT = 12  # up to so many rounds all sign patterns are looked at
+_DRAWS = 4096
+_NORMAL = NormalDist()
+
+
+def t_quantile(share: float, degrees: int) -> float:
+    """Quantile of Student's t distribution. Exact for 1 and 2 degrees of freedom, beyond them
+    Cornish and Fisher's expansion (Abramowitz and Stegun 26.7.5), off by under 1% of itself from
+    5 degrees on and shares of 0.001 to 0.999."""
+    if degrees == 1:
+        return math.tan(math.pi * (share - 0.5))
+    if degrees == 2:
+        a = 2 * share - 1
+        return a * math.sqrt(2 / max(1 - a * a, 1e-300))
+    z, v = _NORMAL.inv_cdf(share), float(degrees)
+    g1 = (z**3 + z) / 4
+    g2 = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    g3 = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    g4 = (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160
+    return z + g1 / v + g2 / v**2 + g3 / v**3 + g4 / v**4
+
+
+def standard_error(values: Float64) -> float:
+    """Of the mean; rounding alone counts as nothing."""
+    count = len(values)
+    if count < 2:
+        return math.inf
+    spread = float(values.std(ddof=1))
+    noise = 1e-12 * float(np.abs(values).max(initial=0.0))
+    return 0.0 if spread <= noise else spread / math.sqrt(count)
+
+
+def interval(values: Float64, level: float = 0.95, seed: int = 0) -> tuple[float, float]:
+    """Confidence interval of the mean of a few independent values, by the studentized bootstrap
+    (bootstrap-t: Efron and Tibshirani, An Introduction to the Bootstrap, 1993, section 12.5; Hall,
+    Annals of Statistics 16(3), 1988), never narrower than Student's. Infinite for one value."""
+    mean, error = float(values.mean()), standard_error(values)
+    if error in (0.0, math.inf):
+        return (mean, mean) if error == 0 else (-math.inf, math.inf)
+    count, tail = len(values), (1 - level) / 2
+    draw = np.random.RandomState(seed)
+    resampled = values[draw.randint(0, count, (_DRAWS, count))]
+    errors = resampled.std(axis=1, ddof=1) / math.sqrt(count)
+    usable = errors > 1e-9 * error  # a resample of one value says nothing of the spread
+    ratios = np.sort((resampled.mean(axis=1)[usable] - mean) / errors[usable])
+    low, high = np.quantile(ratios, (tail, 1 - tail))
+    student = t_quantile(1 - tail, count - 1)
+    # What is cut off is bounded: with few values single resamples have hardly any spread.
+    bound = 3 * student
+    above = min(max(student, -float(low)), bound)
+    below = min(max(student, float(high)), bound)
+    return mean - below * error, mean + above * error
+
+
+def _signs(count: int, seed: int) -> Float64:
+    """Sign patterns, float64[P, count], the first all plus: every one of them, or random ones."""
+    if count <= _EXACT:
+        return np.array(list(itertools.product((1.0, -1.0), repeat=count)))
+    draw = np.random.RandomState(seed)
+    drawn = draw.choice((1.0, -1.0), (_DRAWS, count))
+    drawn[0] = 1.0
+    return np.asarray(drawn)
+
+
+def _statistics(differences: Float64, signs: Float64) -> Float64:
+    """|t| of every metric under every sign pattern, float64[P, M]. Values that agree exactly have
+    an infinite t; nothing but zeros have 0."""
+    count = differences.shape[1]
+    means = signs @ differences.T / count
+    squares = (differences**2).sum(axis=1)
+    variances = (squares - count * means**2) / max(1, count - 1)
+    largest = np.abs(differences).max(axis=1)
+    noise = (1e-9 * largest) ** 2
+    errors = np.sqrt(np.maximum(variances, 0) / count)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = np.abs(means) / errors
+    t = np.where(variances <= noise, np.inf, t)
+    return np.asarray(np.where(largest == 0, 0.0, t))
+
+
+def adjusted_p_values(differences: Float64, seed: int = 0) -> Float64:
+    """P-values of metrics whose paired differences are the rows of float64[M, n], adjusted so that
+    the chance of any false alarm among them is bounded by the level that they are compared with.
+
+    Sign flips (Fisher, The Design of Experiments, 1935) are exact where A and B are exchangeable,
+    whatever the distribution; the step-down maximum over the metrics (Westfall and Young,
+    Resampling-Based Multiple Testing, 1993; Romano and Wolf, JASA 100, 2005) takes their dependence
+    into account.
+    """
+    metrics, count = differences.shape
+    if not metrics:
+        return np.empty(0)
+    if count < 2:
+        return np.ones(metrics)
+    t = _statistics(differences, _signs(count, seed))
+    observed = t[0]
+    order = np.argsort(-observed, kind="stable")
+    adjusted, worst = np.ones(metrics), 0.0
+    # From the least to the greatest, the maximum over what is not rejected yet grows.
+    maxima = np.maximum.accumulate(t[:, order[::-1]], axis=1)[:, ::-1]
+    for place, metric in enumerate(order):
+        if observed[metric] == 0:
+            break
+        share = float((maxima[:, place] >= observed[metric] * (1 - 1e-9)).mean())
+        worst = max(worst, share)
+        adjusted[metric] = worst
+    return adjusted
+
+
+def rounds_needed(
+    effect: float, spread: float, metrics: int, *, alpha: float = 0.05, power: float = 0.8
+) -> int | None:
+    """Rounds with which a mean difference of `effect` with a standard deviation `spread` of single
+    rounds is shown among so many metrics, with probability `power`. None: over 1000."""
+    if effect == 0:
+        return None
+    if spread == 0:
+        return LEAST_ROUNDS
+    tail = 1 - alpha / 2 / max(1, metrics)
+    for count in range(LEAST_ROUNDS, 1001):
+        wanted = t_quantile(tail, count - 1) + t_quantile(power, count - 1)
+        if abs(effect) * math.sqrt(count) >= wanted * spread:
+            return count
+    return None
+
+
+def detectable(
+    spread: float, rounds: int, metrics: int, *, alpha: float = 0.05, power: float = 0.8
+) -> float:
+    """The smallest mean difference that so many rounds would show with probability `power`."""
+    if rounds < LEAST_ROUNDS:
+        return math.inf
+    tail = 1 - alpha / 2 / max(1, metrics)
+    wanted = t_quantile(tail, rounds - 1) + t_quantile(power, rounds - 1)
+    return wanted * spread / math.sqrt(rounds)
+
+
+def two_samples_differ(
+    first: NDArray[np.int64], second: NDArray[np.int64], seed: int = 0, draws: int = 2000
+) -> float:
+    """P-value of the hypothesis that two samples of categories come from one distribution.
+
+    first, second: int64[P, K] counts of K categories for P prompts. Pearson's chi-square summed
+    over the prompts, categories with under 5 counts in both together pooled; its distribution is
+    that of random divisions of the counts (a permutation test)."""
+    draw = np.random.RandomState(seed)
+    observed, simulated = 0.0, np.zeros(draws)
+    for a, b in zip(first, second, strict=True):
+        total = a + b
+        rare = total < 5
+        one = np.append(a[~rare], a[rare].sum())
+        both = np.append(total[~rare], total[rare].sum())
+        one, both = one[both > 0], both[both > 0]
+        if len(both) < 2:
+            continue
+        size, whole = int(one.sum()), int(both.sum())
+        expected = both * (size / whole)
+        scale = expected * (1 - size / whole)
+        observed += float(((one - expected) ** 2 / scale).sum())
+        drawn = np.stack([_divide(both, size, draw) for _ in range(draws)])
+        simulated += ((drawn - expected) ** 2 / scale).sum(axis=1)
+    return float((1 + (simulated >= observed - 1e-9).sum()) / (1 + draws))
+
+
+def _divide(counts: NDArray[np.int64], size: int, draw: np.random.RandomState) -> Float64:
+    """A random part, of `size`, of things of several kinds."""
+    found = np.zeros(len(counts))
+    rest = int(counts.sum())
+    for kind, count in enumerate(counts.tolist()):
+        if size and count:
+            rest -= count
+            found[kind] = draw.hypergeometric(count, rest, size) if rest else size
+            size -= int(found[kind])
+    return found
