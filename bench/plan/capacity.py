@@ -1,0 +1,180 @@
+"""The arithmetic of `octavo plan`. Sizes are bytes of one device, times are seconds.
+
+Legend: n devices share a model by tensor parallelism: heads, MLP and vocabulary are divided.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from octavo.core.config.model_facts import quantization_method
+from octavo.core.engine.builder import DEFAULT_BUDGET
+from octavo.core.errors import ConfigError, ModelError
+from octavo.models.families.config import decoder_config, tensor_shapes
+from octavo.plugins.executors.accelerators import Accelerator
+from octavo.plugins.executors.model_size import ModelSize, bits, model_size
+from octavo.plugins.executors.step_cost import StepShape
+
+SCALE_BITS = {"int8": 16 / 32, "int4": 32 / 32, "fp8": 0.0}
+"""Bits a weight for scales (and minima), beside the weight's own, of methods that quantize on
+load: a scale, or a scale and a minimum, of 16 bits for 32 weights."""
+PACKED = ("packed", "int8", "int4")
+"""Methods that hold the head as a layer of its own, also where it is tied to the embedding; in
+8 bits where layers have 4."""
+GROUP = 128  # of GPTQ and AWQ checkpoints that do not say
+_OTHER_GROUPS = 16 + 4  # bits of scale and zero point a group
+_SAMPLED_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked for. quantization: Octavo's name. devices: number of equal ones."""
+
+    dtype: str
+    kv_dtype: str
+    quantization: str
+    max_model_len: int
+    max_num_seqs: int
+    block_size: int
+    utilization: float
+    devices: int = 1
+    max_num_batched_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Of each device. params: of the whole model. kv_per_token: with the device's share of the
+    heads. blocks: 0 where the weights do not fit. exact: whether parameters were counted from the
+    shapes of every tensor."""
+
+    params: int
+    weights: int
+    activations: int
+    kv_per_token: int
+    pool: int
+    blocks: int
+    tokens: int
+    concurrency: float
+    longest: int
+    exact: bool
+    size: ModelSize
+
+    @property
+    def fits(self) -> bool:
+        """Whether a sequence of `max_model_len` tokens has room."""
+        return self.concurrency >= 1
+
+
+def parameters(config: Mapping[str, Any], size: ModelSize) -> tuple[int, int, bool]:
+    """(all parameters, those of the layers' matrices, whether that is exact)."""
+    try:
+        shapes = tensor_shapes(decoder_config(config))
+    except ModelError:
+        return size.num_parameters, size.layer_params, False
+    counts = {name: math.prod(shape) for name, shape in shapes.items()}
+    linear = [n for n, shape in shapes.items() if len(shape) == 2 and ".layers." in n]
+    return sum(counts.values()), sum(counts[name] for name in linear), True
+
+
+def weight_bits(config: Mapping[str, Any], wish: Wish) -> float:
+    """Bits of a linear layer's weight, scales included: the checkpoint's quantization, else what
+    is asked for."""
+    section = config.get("quantization_config") or {}
+    method = quantization_method(config)
+    if method is not None:
+        own = section.get("bits") or section.get("w_bit")
+        if "fp8" in method:
+            return 8.0
+        if isinstance(own, int):
+            group = section.get("group_size") or section.get("q_group_size") or GROUP
+            return own + (_OTHER_GROUPS / group if group > 0 else 0.0)
+        raise ConfigError(f"the checkpoint is quantized with '{method}', whose size is not known")
+    if wish.quantization in SCALE_BITS:
+        return bits(wish.quantization) + SCALE_BITS[wish.quantization]
+    return float(bits(wish.dtype))
+
+
+def capacity(
+    config: Mapping[str, Any], wish: Wish, memory: int, device: str, pool: int | None = None
+) -> Capacity:
+    """memory: of one device. pool: bytes of the KV pool, where another rule than the device's
+    memory says (a CPU)."""
+    size = model_size(config, wish.dtype, wish.kv_dtype, "none")
+    count, linear, exact = parameters(config, size)
+    per_weight = weight_bits(config, wish)
+    n = wish.devices
+    held = linear * per_weight + (count - linear) * bits(wish.dtype)
+    if wish.quantization in PACKED and quantization_method(config) is None:
+        head_bits = {"packed": per_weight}.get(wish.quantization, 8 + SCALE_BITS["int8"])
+        held += size.head_params * (head_bits - (0 if size.tied else bits(wish.dtype)))
+    weights = math.ceil(held / 8 / n)
+    heads = -(-size.num_kv_heads // n)
+    kv = size.num_layers * 2 * heads * size.head_size * bits(wish.kv_dtype) // 8
+    budget = wish.max_num_batched_tokens or DEFAULT_BUDGET.get(device, 2048)
+    activations = _activations(size, wish, budget)
+    block = kv * wish.block_size
+    useful = wish.max_num_seqs * -(-wish.max_model_len // wish.block_size)
+    if pool is None:
+        pool = max(0, int(memory * wish.utilization) - weights - activations)
+    blocks = min(pool // block, useful)
+    tokens = blocks * wish.block_size
+    per_sequence = -(-wish.max_model_len // wish.block_size)
+    return Capacity(
+        params=count,
+        weights=weights,
+        activations=activations,
+        kv_per_token=kv,
+        pool=blocks * block,
+        blocks=blocks,
+        tokens=tokens,
+        concurrency=blocks / per_sequence,
+        longest=min(tokens, wish.max_model_len),
+        exact=exact,
+        size=replace(size, weight_bits=max(1, round(per_weight))),
+    )
+
+
+def _activations(size: ModelSize, wish: Wish, budget: int) -> int:
+    """A rough bound of a step's peak: hidden states, the MLP's and attention's inner rows, and
+    float32 logits."""
+    width = bits(wish.dtype) // 8
+    inner = 0
+    if size.hidden:
+        inner = 2 * size.mlp_params // (3 * size.hidden) or 2 * size.hidden
+    heads = (size.num_heads + 2 * size.num_kv_heads) * size.head_size
+    row = (4 * size.hidden + (inner + heads) // wish.devices) * width
+    logits = min(wish.max_num_seqs, _SAMPLED_ROWS) * size.vocab_size * 4 // wish.devices
+    return budget * row + logits
+
+
+def step_floor(size: ModelSize, device: Accelerator, wish: Wish, shape: StepShape) -> float:
+    """Seconds below which no step of this shape can be: every weight and the context's keys and
+    values are read once at the full bandwidth, and computed at the full rate."""
+    read = size.read_bytes(shape.tokens) + size.head_params * size.other_bits / 8
+    read += shape.context * size.kv_bytes_per_token
+    work = 2.0 * shape.tokens * size.active_params + 2.0 * shape.sampled * size.head_params
+    work += 4.0 * size.num_heads * size.head_size * size.num_layers * (shape.pairs or shape.context)
+    rate = device.flops_of(wish.dtype)
+    return max(read / device.memory_bandwidth, work / rate) / wish.devices
+
+
+def decode_shape(batch: int, context: int) -> StepShape:
+    """A step in which `batch` sequences of `context` tokens decode."""
+    return StepShape(0, batch, batch, batch * context, 0)
+
+
+def prefill_shape(tokens: int) -> StepShape:
+    """A whole prompt in one step."""
+    return StepShape(tokens, 0, 1, tokens, tokens * (tokens + 1) // 2)
+
+
+def least_devices(config: Mapping[str, Any], wish: Wish, memory: int, device: str) -> int | None:
+    """With how many devices (1, 2, 4, ... 64) a sequence of `max_model_len` has room."""
+    for power in range(7):
+        tried = replace(wish, devices=2**power)
+        if capacity(config, tried, memory, device).fits:
+            return 2**power
+    return None
