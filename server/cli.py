@@ -118,6 +118,36 @@ def _parser() -> argparse.ArgumentParser:
         "replay a trace without a model: what a configuration would do",
         "octavo.bench.simulate.command",
     )
+    _module(
+        commands,
+        "compare",
+        "which of several configurations or servers is better, and how sure that is",
+        "octavo.bench.compare.command",
+    )
+    _module(
+        commands,
+        "sweep",
+        "run combinations of keys on a workload, on the engine or a simulator",
+        "octavo.bench.sweep.command",
+    )
+    _module(
+        commands,
+        "tune",
+        "propose a configuration for a workload, with the reasons",
+        "octavo.bench.sweep.tune",
+    )
+    _module(
+        commands,
+        "plan",
+        "what a model needs and reaches on a device, before anything is loaded",
+        "octavo.bench.plan.command",
+    )
+    _module(
+        commands,
+        "doctor",
+        "what this machine has, what can be used here and why not, and whether it works",
+        "octavo.server.doctor.command",
+    )
     bench = commands.add_parser("bench", help="measure")
     kinds = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
     _bench(kinds, "throughput", "tokens per second of many requests at once")
