@@ -253,7 +253,7 @@ class AsyncLLM:
         messages: Conversation,
         *,
         chat_template: str | None = None,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -509,4 +509,5 @@ def _parts(
 
     tokenizer = tokenizer or assembly.make_tokenizer(resolved, registry)
     client = ThreadClient(lambda: assembly.build(resolved, registry, progress, tokenizer))
-    return client, assembly.make_inputs(resolved, tokenizer)
+    parsers = assembly.make_parsers(resolved.config, registry)
+    return client, assembly.make_inputs(resolved, tokenizer, parsers)

@@ -107,12 +107,13 @@ class LLM:
         use_tqdm: bool = True,
         *,
         chat_template: str | None = None,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or a list of them, rendered with the model's chat template."""
+        """Answer one conversation or a list of them, rendered with the model's chat template.
+        continue_final_message: the last message is left open, and the answer continues it."""
         many = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = messages if many else [messages]
         prompts: list[Prompt] = []

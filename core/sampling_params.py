@@ -34,6 +34,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     token before. logprobs: number of alternatives beside the sampled token (0: only that one;
     -1: the whole vocabulary), raw (before penalties and temperature). prompt_logprobs likewise.
     seed: 64 bits; None: drawn by the engine. detokenize: False leaves text empty.
+    shown_special_token_ids: special tokens that stay in the text all the same.
     structured_outputs: what the output must look like, or a mapping with the keys of
     `StructuredOutputsParams`. extra_args: for plugins' logits processors, by processor name.
     timeline: record what happens to the request, step by step (`RequestOutput.timeline`).
@@ -61,6 +62,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     prompt_logprobs: int | None = None
     seed: int | None = None
     skip_special_tokens: bool = True
+    shown_special_token_ids: list[int] | None = None
     spaces_between_special_tokens: bool = True
     detokenize: bool = True
     structured_outputs: StructuredOutputsParams | None = None
@@ -124,7 +126,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                     raise RequestError(
                         f"{name} must be non-empty strings, got {text!r}", param=name
                     )
-        for name in ("stop_token_ids", "allowed_token_ids"):
+        for name in ("stop_token_ids", "allowed_token_ids", "shown_special_token_ids"):
             given = getattr(self, name)
             tokens = [_integer(name, token, 0) for token in _items(name, given, "token ids")]
             setattr(self, name, None if given is None else tokens)

@@ -75,3 +75,17 @@ def octavo_observers() -> list[Provider[Any]]:
     from octavo.plugins.observers import PROVIDERS
 
     return PROVIDERS
+
+
+@hookimpl
+def octavo_tool_parsers() -> list[Provider[Any]]:
+    from octavo.plugins.tool_parsers import PROVIDERS
+
+    return PROVIDERS
+
+
+@hookimpl
+def octavo_reasoning_parsers() -> list[Provider[Any]]:
+    from octavo.plugins.reasoning_parsers import PROVIDERS
+
+    return PROVIDERS

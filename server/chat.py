@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from octavo.server.endpoint import has_news
+from octavo.core.contracts.tool_parser import Text
+from octavo.core.sampling_params import SamplingParams
+from octavo.server.answer import Answer, AnswerReader, Arguments, Begin, Event, Plan, Reasoning
+from octavo.server.endpoint import DataEvents, has_more
 from octavo.server.engine import Choice, Output, TokenLogprob
 from octavo.server.generation import Collected, Job, Prompt, hides_last
 from octavo.server.protocol.chat import (
+    CalledFunction,
     ChatChoice,
     ChatChunk,
     ChatChunkChoice,
@@ -17,7 +21,10 @@ from octavo.server.protocol.chat import (
     ChatRequest,
     ChatResponse,
     Delta,
+    FunctionDelta,
+    MadeToolCall,
     TemplateFields,
+    ToolCallDelta,
 )
 from octavo.server.protocol.common import Usage
 from octavo.server.state import ServerState
@@ -30,7 +37,11 @@ class Chat:
     """The endpoint."""
 
     request = ChatRequest
-    prefix = "chatcmpl"
+    prefix = "chatcmpl-"
+
+    def params(self, state: ServerState, body: ChatRequest) -> SamplingParams:
+        params = body.sampling_params(state.defaults, state.llm.inputs.vocab_size)
+        return plan_for(state, body, params).adjusted(params, state.llm.tokenizer)
 
     async def prompts(self, state: ServerState, body: ChatRequest) -> list[Prompt]:
         return [await render(state, body)]
@@ -39,30 +50,44 @@ class Chat:
         return ChatWriter(state, job)
 
 
+def plan_for(state: ServerState, body: ChatRequest, params: SamplingParams) -> Plan:
+    """What the answers of a chat are read with."""
+    return Plan(
+        state.llm.inputs.parsers,
+        body.tools or (),
+        body.choice,
+        parallel=body.parallel_tool_calls,
+        structured=params.structured_outputs is not None,
+    )
+
+
 async def render(state: ServerState, body: TemplateFields) -> Prompt:
     """The prompt that the chat template makes of a conversation."""
-    arguments = body.template_arguments()
+    trusted = state.config.server.trust_request_chat_template
+    arguments = body.template_arguments(trust_template=trusted)
     messages = [message.for_template() for message in body.messages]
-    rendered = await state.llm.render_chat(messages, **arguments)
-    text, token_ids = rendered["prompt"], rendered["prompt_token_ids"]
-    if body.add_special_tokens:
-        token_ids = await asyncio.to_thread(state.llm.inputs.encode, text)
+    text = await state.chats.render(messages, arguments)
+    token_ids = await asyncio.to_thread(
+        state.llm.inputs.encode, text, add_special_tokens=body.add_special_tokens
+    )
     return Prompt(token_ids, text)
 
 
-class ChatWriter:
+class ChatWriter(DataEvents):
     """Writes the choices of one conversation."""
 
     def __init__(self, state: ServerState, job: Job) -> None:
         assert isinstance(job.body, ChatRequest), "a chat job"
-        self._state, self._job, self._body = state, job, job.body
+        super().__init__(job)
+        self._state, self._body = state, job.body
+        self._plan = plan_for(state, job.body, job.params[0])
         self._texts = TokenTexts(
             state.llm.tokenizer,
             as_ids=job.body.return_tokens_as_token_ids,
             hide_special=job.body.skip_special_tokens,
         )
         self._prompt_entries: Sequence[Mapping[int, TokenLogprob] | None] = ()
-        self._begun: set[int] = set()
+        self._readers: dict[int, AnswerReader] = {}
 
     def add_prompt(self, prompt: int, output: Output) -> None:
         if output.prompt_logprobs is not None and not self._prompt_entries:
@@ -71,11 +96,13 @@ class ChatWriter:
     def chunks(self, prompt: int, output: Output) -> list[ChatChunk]:
         chunks = []
         for choice in output.outputs:
-            if choice.index not in self._begun:
-                self._begun.add(choice.index)
+            reader = self._readers.get(choice.index)
+            if reader is None:
+                reader = self._readers[choice.index] = self._reader()
                 chunks.append(self._opening(choice.index))
-            if has_news(choice) or self._body.return_token_ids:
-                chunks.append(self._chunk([self._chunk_choice(choice)]))
+            delta = self._delta(reader.feed(choice.text, choice.finish_reason))
+            if delta.model_fields_set or has_more(choice) or self._body.return_token_ids:
+                chunks.append(self._chunk([self._chunk_choice(choice, delta, reader)]))
         return chunks
 
     def usage_chunk(self, usage: Usage) -> ChatChunk:
@@ -101,17 +128,63 @@ class ChatWriter:
             response.prompt_token_ids = job.prompts[0].token_ids
         return response
 
+    def _reader(self) -> AnswerReader:
+        return self._plan.reader(self._job.prompts[0].text or "", self._body.continued)
+
     def _choice(self, index: int, choice: Collected) -> ChatChoice:
+        reader, answer = self._reader(), Answer()
+        answer.add(reader.feed("".join(choice.text), choice.finish_reason))
         item = ChatChoice(
             index=index,
-            message=ChatMessage(role=ROLE, content="".join(choice.text), refusal=None),
+            message=self._message(answer),
             logprobs=self._logprobs(choice),
-            finish_reason=choice.finish_reason,
+            finish_reason=reader.finish_reason(choice.finish_reason),
             stop_reason=choice.stop_reason,
         )
         if self._body.return_token_ids:
             item.token_ids = list(choice.token_ids)
         return item
+
+    def _message(self, answer: Answer) -> ChatMessage:
+        content = None if answer.calls and not answer.content else answer.content
+        message = ChatMessage(role=ROLE, content=content, refusal=None)
+        if self._plan.reads_reasoning and self._body.include_reasoning:
+            message.reasoning_content = answer.reasoning or None
+        if answer.calls:
+            message.tool_calls = [
+                MadeToolCall(
+                    id=call.id,
+                    type="function",
+                    function=CalledFunction(name=call.name, arguments=call.arguments),
+                )
+                for call in answer.calls
+            ]
+        return message
+
+    def _delta(self, events: Sequence[Event]) -> Delta:
+        """The events as one delta, a call's in one entry."""
+        delta = Delta()
+        calls: dict[int, ToolCallDelta] = {}
+        for each in events:
+            match each:
+                case Reasoning() if self._body.include_reasoning:
+                    delta.reasoning_content = (delta.reasoning_content or "") + each.text
+                case Text():
+                    delta.content = (delta.content or "") + each.text
+                case Begin():
+                    calls[each.index] = ToolCallDelta(
+                        index=each.index,
+                        id=each.id,
+                        type="function",
+                        function=FunctionDelta(name=each.name, arguments=""),
+                    )
+                case Arguments():
+                    empty = ToolCallDelta(index=each.index, function=FunctionDelta())
+                    function = calls.setdefault(each.index, empty).function
+                    function.arguments = (function.arguments or "") + each.text
+        if calls:
+            delta.tool_calls = list(calls.values())
+        return delta
 
     def _opening(self, index: int) -> ChatChunk:
         """The role, once a choice."""
@@ -123,12 +196,12 @@ class ChatWriter:
             chunk.prompt_token_ids = self._job.prompts[0].token_ids
         return chunk
 
-    def _chunk_choice(self, choice: Choice) -> ChatChunkChoice:
+    def _chunk_choice(self, choice: Choice, delta: Delta, reader: AnswerReader) -> ChatChunkChoice:
         item = ChatChunkChoice(
             index=choice.index,
-            delta=Delta(content=choice.text) if choice.text else Delta(),
+            delta=delta,
             logprobs=self._logprobs(choice),
-            finish_reason=choice.finish_reason,
+            finish_reason=reader.finish_reason(choice.finish_reason),
         )
         if choice.finish_reason is not None:
             item.stop_reason = choice.stop_reason

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.server.endpoint import has_news
+from octavo.core.sampling_params import SamplingParams
+from octavo.server.endpoint import DataEvents, has_more
 from octavo.server.engine import Choice, Output, TokenLogprob
 from octavo.server.generation import Collected, Job, Prompt
 from octavo.server.protocol.common import Usage
@@ -26,7 +27,10 @@ class Completions:
     """The endpoint."""
 
     request = CompletionRequest
-    prefix = "cmpl"
+    prefix = "cmpl-"
+
+    def params(self, state: ServerState, body: CompletionRequest) -> SamplingParams:
+        return body.sampling_params(state.defaults, state.llm.inputs.vocab_size)
 
     async def prompts(self, state: ServerState, body: CompletionRequest) -> list[Prompt]:
         encode = state.llm.inputs.encode
@@ -42,12 +46,13 @@ class Completions:
         return CompletionWriter(state, job)
 
 
-class CompletionWriter:
+class CompletionWriter(DataEvents):
     """Writes choices numbered prompt * n + index."""
 
     def __init__(self, state: ServerState, job: Job) -> None:
         assert isinstance(job.body, CompletionRequest), "a completion job"
-        self._state, self._job, self._body = state, job, job.body
+        super().__init__(job)
+        self._state, self._body = state, job.body
         self._texts = TokenTexts(
             state.llm.tokenizer,
             as_ids=job.body.return_tokens_as_token_ids,
@@ -67,7 +72,12 @@ class CompletionWriter:
         for choice in output.outputs:
             key = (prompt, choice.index)
             first = key not in self._begun
-            if (first and self._body.echo) or has_news(choice) or self._body.return_token_ids:
+            if (
+                (first and self._body.echo)
+                or choice.text
+                or has_more(choice)
+                or self._body.return_token_ids
+            ):
                 self._begun.add(key)
                 chunks.append(self._response([self._choice(key, choice, choice.text, first)]))
         return chunks

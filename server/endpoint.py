@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response as HTTPResponse
 
+from octavo.core.sampling_params import SamplingParams
 from octavo.server.body import read_json
 from octavo.server.disconnect import EventStream, until_gone
 from octavo.server.engine import Choice, Output
-from octavo.server.errors import from_exception
+from octavo.server.errors import ApiError, from_exception
 from octavo.server.generation import Collected, Job, Limits, Prompt, Run
 from octavo.server.protocol.common import Response, Usage, parse
 from octavo.server.protocol.sampling import SamplingRequest
@@ -29,11 +31,14 @@ DONE = b"data: [DONE]\n\n"
 class Writer(Protocol):
     """How an endpoint writes a job's outputs. One a job; keeps what spans several outputs."""
 
-    def chunks(self, prompt: int, output: Output) -> Sequence[Response]:
-        """The stream's chunks for one output; `usage` is set by the caller."""
+    def events(self, prompt: int, output: Output) -> bytes:
+        """The stream's events for one output; there may be none."""
 
-    def usage_chunk(self, usage: Usage) -> Response:
-        """The chunk with usage and no choices."""
+    def last_events(self) -> bytes:
+        """Those that end a stream."""
+
+    def error_event(self, error: ApiError) -> bytes:
+        """The one that ends a stream that goes wrong."""
 
     def answer(self, choices: Mapping[tuple[int, int], Collected], usage: Usage) -> Response:
         """The whole answer; choices by prompt and index."""
@@ -42,11 +47,48 @@ class Writer(Protocol):
         """Note the prompt's logprobs, for `answer`."""
 
 
+class DataEvents(ABC):
+    """A writer's events as completions and chats have them: chunks of data, then [DONE]."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    @abstractmethod
+    def chunks(self, prompt: int, output: Output) -> Sequence[Response]:
+        """The chunks for one output, without usage."""
+
+    @abstractmethod
+    def usage_chunk(self, usage: Usage) -> Response:
+        """The chunk with usage and no choices."""
+
+    def events(self, prompt: int, output: Output) -> bytes:
+        body, events = self._job.body, []
+        for chunk in self.chunks(prompt, output):
+            if body.continuous_usage:
+                chunk.usage = self._job.usage()  # type: ignore[attr-defined]
+            elif body.include_usage:
+                chunk.usage = None  # type: ignore[attr-defined]
+            events.append(b"data: " + chunk.encode() + b"\n\n")
+        return b"".join(events)
+
+    def last_events(self) -> bytes:
+        if not self._job.body.include_usage:
+            return DONE
+        return b"data: " + self.usage_chunk(self._job.usage()).encode() + b"\n\n" + DONE
+
+    def error_event(self, error: ApiError) -> bytes:
+        """No [DONE] follows."""
+        return f"data: {json.dumps(error.body())}\n\n".encode()
+
+
 class Endpoint(Protocol[B]):
-    """One of the two endpoints."""
+    """One of the endpoints that generate."""
 
     request: type[B]
     prefix: str
+
+    def params(self, state: ServerState, body: B) -> SamplingParams:
+        """What the engine is asked for, but for max_tokens."""
 
     async def prompts(self, state: ServerState, body: B) -> list[Prompt]:
         """Tokenize or render, off the event loop."""
@@ -91,7 +133,7 @@ class Handler(Generic[B]):
             place.leave()
 
     async def _job(self, state: ServerState, body: B, model: str, asked_id: str | None) -> Job:
-        params = body.sampling_params(state.defaults, state.llm.inputs.vocab_size)
+        params = self._endpoint.params(state, body)
         prompts = await self._endpoint.prompts(state, body)
         answer_id = state.answer_id(self._endpoint.prefix, body.request_id or asked_id)
         job = Job(body, answer_id, model)
@@ -113,7 +155,7 @@ class Handler(Generic[B]):
         except BaseException:
             await events.aclose()
             raise
-        return EventStream(first, guarded(events, job.body.renamed), headers)
+        return EventStream(first, guarded(events, writer, job.body.renamed), headers)
 
 
 async def collect(state: ServerState, job: Job, writer: Writer) -> Response:
@@ -129,38 +171,23 @@ async def collect(state: ServerState, job: Job, writer: Writer) -> Response:
 
 async def stream(state: ServerState, job: Job, writer: Writer) -> AsyncGenerator[bytes, None]:
     """Server-sent events of the answer, those of one engine output in one piece."""
-    body = job.body
     async with Run(state, job) as run, contextlib.aclosing(run.outputs()) as outputs:
         async for prompt, output in outputs:
-            events = []
-            for chunk in writer.chunks(prompt, output):
-                if body.continuous_usage:
-                    chunk.usage = job.usage()  # type: ignore[attr-defined]
-                elif body.include_usage:
-                    chunk.usage = None  # type: ignore[attr-defined]
-                events.append(event(chunk))
-            if events:
-                yield b"".join(events)
-    if body.include_usage:
-        yield event(writer.usage_chunk(job.usage()))
-    yield DONE
-
-
-def event(chunk: Response) -> bytes:
-    return b"data: " + chunk.encode() + b"\n\n"
+            if events := writer.events(prompt, output):
+                yield events
+    yield writer.last_events()
 
 
 async def guarded(
-    events: AsyncGenerator[bytes, None], renamed: Mapping[str, str]
+    events: AsyncGenerator[bytes, None], writer: Writer, renamed: Mapping[str, str]
 ) -> AsyncGenerator[bytes, None]:
-    """An error after the stream has begun becomes an error event, the last one: no [DONE]."""
+    """An error after the stream has begun becomes an error event, the last one."""
     async with contextlib.aclosing(events):
         try:
             async for piece in events:
                 yield piece
         except Exception as error:
-            body = json.dumps(from_exception(error, renamed).body())
-            yield f"data: {body}\n\n".encode()
+            yield writer.error_event(from_exception(error, renamed))
 
 
 def header_id(request: Request) -> str | None:
@@ -176,7 +203,7 @@ def names_header(names: Sequence[str]) -> str:
     return ", ".join(plain)[:1000] or "?"
 
 
-def has_news(choice: Choice) -> bool:
-    """Whether a delta is worth an event: a token whose text is held back for a stop string or half
-    a character, without logprobs to show, is not."""
-    return bool(choice.text or choice.logprobs or choice.finish_reason)
+def has_more(choice: Choice) -> bool:
+    """Whether a delta is worth an event also without text: a token whose text is held back (for a
+    stop string, half a character, or a parser), without logprobs to show, is not."""
+    return bool(choice.logprobs or choice.finish_reason)

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 from octavo.core.contracts.tokenizer import Tokenizer
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.text.parsers import AnswerParsers
 
 T = TypeVar("T")
 
@@ -60,6 +61,8 @@ class Inputs(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+    @property
+    def parsers(self) -> AnswerParsers: ...
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
 
@@ -115,7 +118,7 @@ class Engine(Protocol):
         messages: Sequence[Mapping[str, Any]],
         *,
         chat_template: str | None = None,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,

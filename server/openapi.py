@@ -201,6 +201,8 @@ def type_text(schema: Mapping[str, Any]) -> str:
         return " or ".join(dict.fromkeys(kinds))
     if "const" in schema:
         return json.dumps(schema["const"])
+    if "enum" in schema:
+        return " or ".join(json.dumps(value) for value in schema["enum"])
     if schema.get("type") == "array":
         return f"array of {type_text(schema.get('items', {}))}"
     if schema.get("type") == "object" and isinstance(schema.get("additionalProperties"), dict):

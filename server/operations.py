@@ -15,7 +15,8 @@ from octavo.server.completions import Completions
 from octavo.server.dashboard.data import data
 from octavo.server.dashboard.page import page
 from octavo.server.endpoint import Handler
-from octavo.server.protocol import chat, common, completions, tokens
+from octavo.server.protocol import chat, common, completions, responses, tokens
+from octavo.server.responses import Responses
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,15 @@ OPERATIONS: tuple[Operation, ...] = (
         (chat.ChatRequest,),
         chat.ChatResponse,
         chat.ChatChunk,
+    ),
+    Operation(
+        "POST",
+        "/v1/responses",
+        Handler(Responses()).handle,
+        "Answer items, with OpenAI's newer protocol; nothing is stored.",
+        (responses.ResponsesRequest,),
+        responses.ResponsesAnswer,
+        responses.ResponsesEvent,
     ),
     Operation(
         "POST",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from octavo.server.openapi import document, type_text
@@ -17,6 +17,8 @@ from octavo.server.operations import OPERATIONS
 from octavo.server.protocol.chat import ChatRequest
 from octavo.server.protocol.common import Request
 from octavo.server.protocol.completions import CompletionRequest
+from octavo.server.protocol.responses import ResponsesRequest
+from octavo.server.protocol.sampling import SamplingRequest
 
 REQUESTS: tuple[type[Request], ...] = (ChatRequest, CompletionRequest)
 
@@ -26,7 +28,9 @@ def render(page: str) -> str:
     tables = {
         "operations": "\n".join(_operations()),
         "parameters": "\n".join(_parameters()),
-        "refused": "\n".join(_refused()),
+        "refused": "\n".join(_refused(REQUESTS)),
+        "responses": "\n".join(_responses()),
+        "refused responses": "\n".join(_refused((ResponsesRequest,))),
     }
     for name, table in tables.items():
         before, opening, rest = page.partition(f"<!-- {name} -->\n")
@@ -59,10 +63,21 @@ def _parameters() -> Iterator[str]:
         yield f"| `{name}` | {kind} | {marks} | {about.get('description', '')} |"
 
 
-def _refused() -> Iterator[str]:
+def _responses() -> Iterator[str]:
+    """Parameters that /v1/responses alone has, or has otherwise."""
+    schemas = document(OPERATIONS, "", keys=False, open_paths=())["components"]["schemas"]
+    properties = schemas[ResponsesRequest.__name__]["properties"]
+    yield "| parameter | type | |"
+    yield "|---|---|---|"
+    for name, about in properties.items():
+        if name not in SamplingRequest.model_fields:
+            yield f"| `{name}` | {type_text(about)} | {about.get('description', '')} |"
+
+
+def _refused(requests: Iterable[type[Request]]) -> Iterator[str]:
     yield "| parameter | accepted values | why |"
     yield "|---|---|---|"
-    merged = {name: entry for cls in REQUESTS for name, entry in cls.unsupported.items()}
+    merged = {name: entry for cls in requests for name, entry in cls.unsupported.items()}
     for name, (why, inert) in sorted(merged.items()):
         accepted = ", ".join(f"`{json.dumps(value)}`" for value in (None, *inert))
         yield f"| `{name}` | {accepted} | {why} |"

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from octavo.core.config.models import EngineConfig
 from octavo.core.errors import OctavoError
 from octavo.core.sampling_params import SamplingParams
+from octavo.server.chats import Chats
 from octavo.server.dashboard.viewer import Viewer
 from octavo.server.engine import Engine
 from octavo.server.errors import ApiError, unavailable
@@ -42,6 +43,7 @@ class ServerState:
         self.metrics = Metrics(llm, config, self.names[0], worker)
         self.viewer = Viewer()
         self.queue = Queue(llm, config.server, self.metrics.rejected)
+        self.chats = Chats(llm, config.server)
         self.in_flight = 0
         """Generations under way."""
         self.live: set[str] = set()
@@ -61,6 +63,7 @@ class ServerState:
         """Load the engine. Failure is kept in `failure`: /health then says why."""
         try:
             await self.llm.start()
+            self.chats.start()
             self.defaults: SamplingParams = self.llm.default_sampling_params()
             self._ready = True
         except Exception as error:
@@ -72,6 +75,7 @@ class ServerState:
 
     async def stop(self) -> None:
         """Stop the engine. One that does not stop in time (it is loading, or hangs) is left."""
+        await self.chats.close()
         try:
             await asyncio.wait_for(self.llm.shutdown(), STOP_S)
         except TimeoutError:
@@ -128,7 +132,7 @@ class ServerState:
 
     def answer_id(self, prefix: str, asked: str | None) -> str:
         """The `id` of an answer: the client's own name for the request, or a random one."""
-        return f"{prefix}-{asked or uuid.uuid4().hex}"
+        return f"{prefix}{asked or uuid.uuid4().hex}"
 
     def engine_id(self, answer_id: str) -> str:
         """Unique in the engine, whatever clients send as ids."""

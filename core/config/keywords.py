@@ -209,6 +209,11 @@ KEYWORDS: dict[str, Keyword] = {
     "enable_prompt_tokens_details": Keyword(
         "", "bool", _accepted, "Usage always says how many prompt tokens were cached."
     ),
+    "tool_call_parser": Keyword("server.tool_parser"),
+    "chat_template_content_format": Keyword("model.chat_template_content_format"),
+    "trust_request_chat_template": Keyword("server.trust_request_chat_template", "bool"),
+    "reasoning_parser": Keyword("server.reasoning_parser"),
+    "enable_auto_tool_choice": Keyword("", "bool", _accepted, "server.tool_parser turns it on."),
     "tensor_parallel_size": Keyword("", "int", _one, "Devices for one model: 1.", ("-tp",)),
     "pipeline_parallel_size": Keyword("", "int", _one, "Stages of one model: 1.", ("-pp",)),
     "data_parallel_size": Keyword("", "int", _one, "Copies of the model: 1.", ("-dp",)),

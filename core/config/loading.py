@@ -166,7 +166,9 @@ def _is_choice(path: Path) -> bool:
         return False
     section = model_at(EngineConfig, path[:-1])
     field = section.model_fields.get(str(path[-1])) if section else None
-    return isinstance(path[-1], int) or (field is not None and field.annotation is Choice)
+    return isinstance(path[-1], int) or (
+        field is not None and field.annotation in (Choice, Choice | None)
+    )
 
 
 def _set(data: dict[str, Any], path: Path, value: Any, origin: Origin, source: str) -> None:

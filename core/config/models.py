@@ -113,6 +113,12 @@ class ModelConfig(Section):
     chat_template: str | None = Field(
         default=None, description="Chat template, or the path of a file with one."
     )
+    chat_template_content_format: Literal["auto", "string", "openai"] = Field(
+        default="auto",
+        description="What the template gets for a message's content: string (text parts are joined "
+        "by line breaks), openai (a list of parts), or auto (a list stays one where the template "
+        "goes through the parts).",
+    )
     trust_remote_code: bool = Field(
         default=False, description="Whether Python code inside a model repository may run."
     )
@@ -354,6 +360,24 @@ class ServerConfig(Section):
         default=None,
         gt=0,
         description="Prompt tokens that may wait for the engine, likewise.",
+    )
+    tool_parser: Choice | None = Field(
+        default=None,
+        description="Finds tool calls in what the model writes. Without one, tools are shown to "
+        "the model and its answer is text, unless a call is required.",
+    )
+    trust_request_chat_template: bool = Field(
+        default=False, description="Whether a request may bring its own chat template."
+    )
+    chat_template_timeout_s: float = Field(
+        default=5.0, gt=0, description="Seconds that rendering a chat may take."
+    )
+    chat_template_memory_bytes: int = Field(
+        default=2**30, gt=0, description="Memory that rendering a chat may take."
+    )
+    reasoning_parser: Choice | None = Field(
+        default=None,
+        description="Tells the model's reasoning from its answer. Without one both are content.",
     )
 
 

@@ -92,7 +92,7 @@ def choice_errors(config: EngineConfig, registry: Registry) -> Iterator[OctavoEr
         choices: list[tuple[KeyPath, Choice]] = []
         if not name:
             choices = [((section, index), choice) for index, choice in enumerate(value)]
-        elif name in value.model_fields_set:
+        elif name in value.model_fields_set and getattr(value, name) is not None:
             choices = [((section, name), getattr(value, name))]
         for path, choice in choices:
             try:
@@ -121,8 +121,9 @@ class _Resolver:
             self._select_tokenizer()
             self._select_model()
         for kind in KINDS:
-            settled = kind in self._out.selections
-            if not settled and kind not in (*LISTS, *FRONT_END, *_BY_MODEL):
+            if kind in self._out.selections or kind in (*LISTS, *FRONT_END, *_BY_MODEL):
+                continue
+            if not self._is_left_out(kind):
                 self._select(kind)
         for kind in LISTS:
             self._select_list(kind)
@@ -301,15 +302,25 @@ class _Resolver:
 
     # ---- plugins ----------------------------------------------------------------------------
 
-    def _choice(self, path: str) -> tuple[Choice, bool]:
-        """The choice at a key, and whether the configuration gives it."""
+    def _choice(self, path: str) -> tuple[Any, bool]:
+        """The choice at a key (None where a kind may be left out, and is), and whether the
+        configuration gives it."""
         section_name, _, name = path.partition(".")
         section = getattr(self._given, section_name)
         return getattr(section, name), name in section.model_fields_set
 
+    def _is_left_out(self, kind: str) -> bool:
+        """Whether no implementation is wanted: none is named, and the user handed over none."""
+        path = KINDS[kind].config_path
+        left_out = self._choice(path)[0] is None and not self._registry.preferred(kind)
+        if left_out:
+            self._out.reasons[path] = "none is wanted"
+        return left_out
+
     def _select(self, kind: str, choice: Choice | None = None) -> Selection:
         path = KINDS[kind].config_path
         given, explicit = self._choice(path)
+        given, explicit = (AUTO, False) if given is None else (given, explicit)
         selection = self._registry.select(
             kind,
             choice or given,

@@ -23,10 +23,12 @@ from octavo.core.contracts import (
     observer,
     preemption_policy,
     quantization,
+    reasoning_parser,
     route,
     sampler,
     scheduler_policy,
     tokenizer,
+    tool_parser,
     weight_source,
 )
 from octavo.core.contracts.provider import (
@@ -150,6 +152,22 @@ KINDS: dict[str, Kind] = _kinds(
         tokenizer.Tokenizer,
         tokenizer.TokenizerContext,
         "model.tokenizer_backend",
+    ),
+    Kind(
+        "tool_parser",
+        tool_parser,
+        "octavo_tool_parsers",
+        tool_parser.ToolParser,
+        tool_parser.ToolParserContext,
+        "server.tool_parser",
+    ),
+    Kind(
+        "reasoning_parser",
+        reasoning_parser,
+        "octavo_reasoning_parsers",
+        reasoning_parser.ReasoningParser,
+        reasoning_parser.ReasoningParserContext,
+        "server.reasoning_parser",
     ),
     Kind(
         "quantization",

@@ -18,13 +18,25 @@ from octavo.core.contracts.provider import Provider, hookspec
 @dataclass(frozen=True)
 class TokenizerContext:
     """folder: tokenizer files. config, generation_config: of the model, for end tokens.
-    chat_template: overrides the model's own."""
+    chat_template: overrides the model's own. content_format: what the template gets for a message's
+    content: `string`, `openai` (a list of parts), or `auto` (what it is written for)."""
 
     folder: Path
     config: dict[str, Any]
     generation_config: dict[str, Any]
     trust_remote_code: bool = False
     chat_template: str | None = None
+    content_format: str = "auto"
+
+
+@dataclass(frozen=True)
+class ChatSource:
+    """How another process can render chats as `Tokenizer.chat` does. factory: import string of a
+    callable; called with `arguments`, which are plain data, it makes an object whose `render` takes
+    what `chat` takes."""
+
+    factory: str
+    arguments: dict[str, Any]
 
 
 class Tokenizer(ABC):
@@ -64,6 +76,11 @@ class Tokenizer(ABC):
     ) -> str:
         """Render the chat template. The text already holds the special tokens it wants: encode it
         with add_special_tokens=False. Raises `RequestError` with the template's own message."""
+
+    def chat_source(self) -> ChatSource | None:
+        """For rendering chats in a process that can be killed, which a server does. None: `chat`
+        is called in a thread."""
+        return None
 
     # ---- under the names of transformers' tokenizers, for scripts that expect one ----------------
 

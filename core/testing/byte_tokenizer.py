@@ -80,8 +80,14 @@ class ByteTokenizer(Tokenizer):
     ) -> str:
         if template is not None:
             raise RequestError(f"this tokenizer renders no template, got {template!r:.40}")
-        turns = [f"<|im_start|>{m['role']}\n{m.get('content') or ''}" for m in messages]
+        turns = [f"<|im_start|>{m['role']}\n{_text(m.get('content'))}" for m in messages]
         text = "<|end|>".join(turns)
         if continue_final_message:
             return text
         return text + "<|end|>" + ("<|im_start|>assistant\n" if add_generation_prompt else "")
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        return "\n".join(part["text"] for part in content)
+    return content or ""

@@ -17,13 +17,14 @@ def render_chat(
     messages: Conversation,
     *,
     template: str | None = None,
-    add_generation_prompt: bool = True,
+    add_generation_prompt: bool | None = None,
     continue_final_message: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
     kwargs: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A prompt (`prompt` and `prompt_token_ids`) from a conversation. The template writes the
-    special tokens itself. Raises `RequestError`."""
+    special tokens itself. add_generation_prompt: by default where no message is continued. Raises
+    `RequestError`."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise RequestError("messages must be a list of at least one message", param="messages")
     for place, message in enumerate(messages):
@@ -37,6 +38,8 @@ def render_chat(
             "add_generation_prompt and continue_final_message exclude each other",
             param="continue_final_message",
         )
+    if add_generation_prompt is None:
+        add_generation_prompt = not continue_final_message
     text = inputs.tokenizer.chat(
         messages,
         tools=tools,

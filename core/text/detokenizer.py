@@ -15,7 +15,7 @@ from __future__ import annotations
 import codecs
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from octavo.core.contracts.tokenizer import Tokenizer
 
@@ -67,11 +67,20 @@ class TokenTable:
         *,
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
+        shown: Collection[int] = (),
     ) -> Detokenizer:
-        """A detokenizer of the tokens that follow this prompt."""
+        """A detokenizer of the tokens that follow this prompt. shown: special tokens that are not
+        skipped."""
+        hidden = self.hidden_ids(skip_special_tokens, shown)
         if self.joins_bytes:
-            return _Joining(self, prompt_token_ids, skip_special_tokens)
-        return _Window(self, prompt_token_ids, skip_special_tokens, spaces_between_special_tokens)
+            return _Joining(self, prompt_token_ids, hidden)
+        return _Window(self, prompt_token_ids, hidden, spaces_between_special_tokens)
+
+    def hidden_ids(self, skip_special_tokens: bool, shown: Collection[int] = ()) -> frozenset[int]:
+        """Tokens that add nothing to a text."""
+        if not skip_special_tokens:
+            return frozenset()
+        return self.special_ids.difference(shown) if shown else self.special_ids
 
     def _try_joining(self) -> bool:
         size = self.tokenizer.vocab_size
@@ -120,9 +129,9 @@ class _Joining(Detokenizer):
 
     __slots__ = ("_at_start", "_decoder", "_hidden", "_table")
 
-    def __init__(self, table: TokenTable, prompt: Sequence[int], skip: bool) -> None:
+    def __init__(self, table: TokenTable, prompt: Sequence[int], hidden: frozenset[int]) -> None:
         self._table = table
-        self._hidden = table.special_ids if skip else frozenset()
+        self._hidden = hidden
         self._decoder = _new_decoder("replace")
         # A character may begin in the prompt and end in the output.
         tail = [i for i in prompt[-_CONTEXT:] if i not in self._hidden]
@@ -149,11 +158,15 @@ class _Window(Detokenizer):
     __slots__ = ("_decode", "_hidden", "_ids", "_known", "_read", "_special", "_table", "_tight")
 
     def __init__(
-        self, table: TokenTable, prompt: Sequence[int], skip: bool, spaces_between: bool
+        self,
+        table: TokenTable,
+        prompt: Sequence[int],
+        hidden: frozenset[int],
+        spaces_between: bool,
     ) -> None:
         self._table = table
         self._special = table.special_ids
-        self._hidden = table.special_ids if skip else frozenset()
+        self._hidden = hidden
         self._tight = not spaces_between
         self._ids = [i for i in prompt if i not in self._hidden][-_CONTEXT:]
         self._read = len(self._ids)

@@ -16,6 +16,7 @@ from octavo.core.contracts.tokenizer import Tokenizer
 from octavo.core.errors import RequestError, RequestTooLong, nearest
 from octavo.core.messages import EngineRequest
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.text.parsers import AnswerParsers
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
@@ -64,6 +65,7 @@ class InputProcessor:
 
     vocab_size: rows of the model's embedding; no token id may reach it. seed_source: seeds of
     requests that give none, default random. generation_config: the model's sampling defaults.
+    parsers: what front ends that read answers read them with.
     """
 
     def __init__(
@@ -74,8 +76,10 @@ class InputProcessor:
         vocab_size: int | None = None,
         seed_source: Callable[[], int] | None = None,
         generation_config: Mapping[str, Any] | None = None,
+        parsers: AnswerParsers = AnswerParsers(),  # noqa: B008
     ) -> None:
         self.tokenizer = tokenizer
+        self.parsers = parsers
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size or tokenizer.vocab_size
         self._seed_source = seed_source or _random_seed
@@ -140,9 +144,14 @@ class InputProcessor:
         return PreparedRequest(request_id, text, token_ids, sampling, requests)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, checked as a prompt's text is."""
+        """Token ids of a text, checked as a prompt's text is. A text that begins with the begin
+        token, as chat templates write it, does not get another one."""
         _utf8("prompt", text)
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        token_ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        begin = self.tokenizer.bos_token_id
+        if add_special_tokens and begin is not None and token_ids[:2] == [begin, begin]:
+            return token_ids[1:]
+        return token_ids
 
     def _read(
         self, prompt: Prompt, add_special_tokens: bool

@@ -21,13 +21,15 @@ class TextStream:
         self, table: TokenTable, prompt_token_ids: Sequence[int], sampling: SamplingParams
     ) -> None:
         self._table = table
-        self._hidden = table.special_ids if sampling.skip_special_tokens else frozenset()
+        shown = sampling.shown_special_token_ids or ()
+        self._hidden = table.hidden_ids(sampling.skip_special_tokens, shown)
         self._min_tokens = sampling.min_tokens
         self._count = 0
         self._detokenizer = table.detokenizer(
             prompt_token_ids,
             skip_special_tokens=sampling.skip_special_tokens,
             spaces_between_special_tokens=sampling.spaces_between_special_tokens,
+            shown=shown,
         )
         self._scanner: StopScanner | None = None
         if sampling.stop:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.core.contracts.tokenizer import Tokenizer, TokenizerContext
+from octavo.core.contracts.tokenizer import ChatSource, Tokenizer, TokenizerContext
 from octavo.models.tokenizers.chat import ChatTemplates
 from octavo.models.tokenizers.files import DEFAULT_TEMPLATE, chat_templates, given_template
 
@@ -14,13 +14,23 @@ class TemplatedTokenizer(Tokenizer):
     """Renders chats by the templates of the model's folder, or by the one that was given."""
 
     _chat: ChatTemplates
+    _source: ChatSource
 
     def _set_templates(self, context: TokenizerContext, tokens: Mapping[str, str]) -> None:
         """tokens: texts of the special tokens by name (`bos_token`, ...)."""
         templates = chat_templates(context.folder)
         if context.chat_template is not None:
             templates = {DEFAULT_TEMPLATE: given_template(context.chat_template)}
-        self._chat = ChatTemplates(templates, tokens)
+        arguments: dict[str, Any] = {
+            "templates": templates,
+            "special_tokens": dict(tokens),
+            "content_format": context.content_format,
+        }
+        self._chat = ChatTemplates(**arguments)
+        self._source = ChatSource("octavo.models.tokenizers.chat:ChatTemplates", arguments)
+
+    def chat_source(self) -> ChatSource:
+        return self._source
 
     def chat(
         self,

@@ -11,8 +11,9 @@ from pydantic import Field, WithJsonSchema, field_validator
 from octavo.server.errors import ApiError
 from octavo.server.protocol.common import Part, Response, Unsupported, Usage, shown
 from octavo.server.protocol.sampling import UNSUPPORTED, SamplingRequest
+from octavo.server.protocol.tools import CHOICE_SCHEMA, Tool, ToolChoice, check_names, read_choice
 
-TOOLS = "tool calls are not built in; tool_choice 'none' shows tools to the template"
+OLD = "use tools and tool_choice"
 
 CONTENT_SCHEMA = {
     "anyOf": [
@@ -76,23 +77,33 @@ class Message(Part):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = Field(default=None, description="Another name of reasoning_content.")
 
     @field_validator("content")
     @classmethod
-    def _content(cls, value: Any) -> str:
-        """Text parts are joined by a line break."""
+    def _content(cls, value: Any) -> str | list[dict[str, str]]:
         if isinstance(value, str):
             return value
         if not isinstance(value, list):
             raise ValueError(f"expected a string or an array of text parts, got {shown(value)}")
-        return "\n".join(_text_part(part) for part in value)
+        return [{"type": "text", "text": _text_part(part)} for part in value]
+
+    @property
+    def text(self) -> str:
+        """The content, text parts joined by line breaks."""
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(part["text"] for part in self.content)
 
     def for_template(self) -> dict[str, Any]:
         """What a chat template sees."""
         message: dict[str, Any] = {"role": self.role, "content": self.content}
-        for name in ("name", "tool_call_id", "reasoning_content"):
-            if getattr(self, name) is not None:
-                message[name] = getattr(self, name)
+        values = {
+            "name": self.name,
+            "tool_call_id": self.tool_call_id,
+            "reasoning_content": self.reasoning_content or self.reasoning,
+        }
+        message |= {name: value for name, value in values.items() if value is not None}
         if self.tool_calls:
             message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         return message
@@ -125,15 +136,24 @@ class TemplateFields(Part):
     add_special_tokens: bool = Field(
         default=False, description="Whether the tokenizer adds its special tokens once more."
     )
+    chat_template: str | None = Field(
+        default=None,
+        description="A template, or the name of one of the model's, instead of the model's own; "
+        "only with server.trust_request_chat_template.",
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="Variables for the template."
     )
-    tools: list[dict[str, Any]] | None = Field(
-        default=None, description="Shown to the template, with tool_choice 'none'."
+    documents: list[dict[str, Any]] | None = Field(
+        default=None, description="Documents for a template that has a place for them."
+    )
+    tools: list[Tool] | None = Field(
+        default=None, description="Functions that may be called; shown to the template."
     )
 
-    def template_arguments(self) -> dict[str, Any]:
-        """Keyword arguments of `render_chat` besides the messages."""
+    def template_arguments(self, *, trust_template: bool) -> dict[str, Any]:
+        """Keyword arguments of `render_chat` besides the messages. trust_template: whether a
+        template may come from the request."""
         generation = self.add_generation_prompt
         if self.continue_final_message and generation:
             raise ApiError(
@@ -141,19 +161,28 @@ class TemplateFields(Part):
                 param="continue_final_message",
                 code="invalid_value",
             )
+        if self.chat_template is not None and not trust_template:
+            raise ApiError(
+                "parameter 'chat_template' is not supported by this server: a template from a "
+                "request is not trusted (server.trust_request_chat_template)",
+                param="chat_template",
+                code="unsupported_parameter",
+            )
+        kwargs = self.chat_template_kwargs or {}
         return {
-            "tools": self.tools or None,
+            "chat_template": self.chat_template,
+            "tools": [tool.for_template() for tool in self.tools or ()] or None,
             "add_generation_prompt": not self.continue_final_message
             if generation is None
             else generation,
             "continue_final_message": self.continue_final_message,
-            "chat_template_kwargs": self.chat_template_kwargs,
+            "chat_template_kwargs": kwargs | {"documents": self.documents}
+            if self.documents
+            else kwargs,
         }
 
 
 TEMPLATE_UNSUPPORTED: Mapping[str, Unsupported] = {
-    "chat_template": Unsupported("a template from a request is not trusted"),
-    "documents": Unsupported("", ([],)),
     "mm_processor_kwargs": Unsupported("prompts are text", ({},)),
 }
 
@@ -164,21 +193,21 @@ class ChatRequest(TemplateFields, SamplingRequest):
     unsupported: ClassVar[Mapping[str, Unsupported]] = {
         **UNSUPPORTED,
         **TEMPLATE_UNSUPPORTED,
-        "functions": Unsupported(TOOLS, ([],)),
-        "function_call": Unsupported(TOOLS, ("none",)),
+        "functions": Unsupported(OLD, ([],)),
+        "function_call": Unsupported(OLD, ("none",)),
         "echo": Unsupported("it belongs to /v1/completions", (False,)),
         "audio": Unsupported("answers are text"),
         "modalities": Unsupported("answers are text", (["text"],)),
         "prediction": Unsupported(),
         "web_search_options": Unsupported(),
         "reasoning_effort": Unsupported("use chat_template_kwargs if the template knows it"),
-        "include_reasoning": Unsupported("reasoning is not split off", (True,)),
         "verbosity": Unsupported("", ("medium",)),
         "service_tier": Unsupported("there is one tier", ("auto", "default")),
         "store": Unsupported("nothing is stored", (False,)),
         "metadata": Unsupported("nothing is stored", ({},)),
         "moderation": Unsupported(),
         "prompt_cache_key": Unsupported("prefixes are cached by content; see cache_salt"),
+        "prompt_cache_options": Unsupported(),
         "prompt_cache_retention": Unsupported(),
         "safety_identifier": Unsupported("use user"),
     }
@@ -191,11 +220,16 @@ class ChatRequest(TemplateFields, SamplingRequest):
     top_logprobs: int | None = Field(
         default=None, ge=0, description="Alternatives beside each token; needs logprobs."
     )
-    tool_choice: Annotated[Any, WithJsonSchema({"const": "none"})] = Field(
-        default=None, description="Only 'none'."
+    tool_choice: Annotated[Any, WithJsonSchema(CHOICE_SCHEMA)] = Field(
+        default=None,
+        description="auto (the default with tools; needs server.tool_parser to find calls), none, "
+        "required, or a function by name.",
     )
     parallel_tool_calls: bool = Field(
-        default=True, description="Accepted: without tool calls there is nothing to run at once."
+        default=True, description="Whether an answer may have more than one call."
+    )
+    include_reasoning: bool = Field(
+        default=True, description="Whether reasoning_content is sent (server.reasoning_parser)."
     )
 
     @property
@@ -208,6 +242,16 @@ class ChatRequest(TemplateFields, SamplingRequest):
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
+    def choice(self) -> ToolChoice:
+        """The choice among the tools. Raises `ApiError`."""
+        return read_choice(self.tool_choice, self.tools or ())
+
+    @property
+    def continued(self) -> str:
+        """The text of the final message, where the answer continues it."""
+        return self.messages[-1].text if self.continue_final_message else ""
+
+    @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
@@ -216,13 +260,8 @@ class ChatRequest(TemplateFields, SamplingRequest):
         self._needs(
             self.logprobs or self.top_logprobs is None, "top_logprobs", "needs logprobs to be true"
         )
-        if self.tool_choice not in (None, "none") or (self.tools and self.tool_choice is None):
-            param = "tools" if self.tool_choice is None else "tool_choice"
-            raise ApiError(
-                f"parameter '{param}' is not supported by this server: {TOOLS}",
-                param=param,
-                code="unsupported_parameter",
-            )
+        check_names(self.tools or ())
+        read_choice(self.tool_choice, self.tools or ())
 
 
 class TopLogprob(Response):
@@ -245,10 +284,23 @@ class ChatLogprobs(Response):
     content: list[TokenLogprob]
 
 
+class CalledFunction(Response):
+    name: str
+    arguments: str = Field(description="A JSON object, as a string.")
+
+
+class MadeToolCall(Response):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(Response):
     role: str
-    content: str
+    content: str | None = Field(description="Null where the answer has calls and says nothing.")
     refusal: None
+    reasoning_content: str | None = None
+    tool_calls: list[MadeToolCall] | None = None
 
 
 class ChatChoice(Response):
@@ -273,9 +325,25 @@ class ChatResponse(Response):
     prompt_token_ids: list[int] | None = None
 
 
+class FunctionDelta(Response):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallDelta(Response):
+    """id, type and name once a call, arguments in pieces."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta
+
+
 class Delta(Response):
     role: str | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(Response):

@@ -143,8 +143,9 @@ def test_continue_final_message(tokenizer: FastTokenizer, tmp_path: Path) -> Non
     assert go(tokenizer, "It is") == "<s>[user]Hi</s>[assistant]It is"
     keeping = with_template(tmp_path, "{% for m in messages %}|{{ m.content }}{% endfor %}.")
     assert go(keeping, "It is ") == "|Hi|It is "
+    assert go(keeping, None) == "|Hi|"
     with pytest.raises(RequestError, match="needs a final message with text"):
-        go(tokenizer, None)
+        tokenizer.chat([USER, {"role": "assistant"}], continue_final_message=True)
     with pytest.raises(RequestError, match="leaves out the final message's text"):
         go(with_template(tmp_path, "{{ messages[0].content }}"), "x")
 
@@ -165,7 +166,8 @@ def test_language_of_templates(tmp_path: Path) -> None:
     assert render("{{ strftime_now('%Y') | length }}") == "4"
     assert render("{{ tools is none }} {{ nothing }}|") == "True |"
     assert render("{{ tools[0].name }}", tools=[{"name": "f"}]) == "f"
-    assert render("{{ add_generation_prompt }}", kwargs={"add_generation_prompt": 3}) == "True"
+    with pytest.raises(RequestError, match="cannot set 'add_generation_prompt'"):
+        render("", kwargs={"add_generation_prompt": 3})
     assert render("{{ enable_thinking }}", kwargs={"enable_thinking": False}) == "False"
 
 

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,7 +64,7 @@ def connect() -> Any:
     return client_for
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def fakes() -> Any:
     """The module with the fake."""
     return fake_llm
@@ -80,26 +80,41 @@ def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         server.stop()
 
 
-@pytest.fixture(scope="module")
-def live() -> Iterator[Any]:
+@contextmanager
+def live_server(llm: Any, **server: Any) -> Iterator[Any]:
     """A real HTTP server over a fake engine: `.url`, `.llm`."""
-    llm = fake_llm.FakeAsyncLLM(max_model_len=4096)
     sock = socket.create_server(("127.0.0.1", 0))
     settings = uvicorn.Config(
-        create_app(llm, config()), log_config=None, lifespan="on", timeout_graceful_shutdown=5
+        create_app(llm, config(**server)),
+        log_config=None,
+        lifespan="on",
+        timeout_graceful_shutdown=5,
     )
-    server = uvicorn.Server(settings)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
+    http = uvicorn.Server(settings)
+    thread = threading.Thread(target=http.run, kwargs={"sockets": [sock]})
     thread.start()
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     try:
         deadline = time.monotonic() + 20
-        while not server.started:
+        while not http.started:
             assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.01)
         yield SimpleNamespace(url=url, llm=llm)
     finally:
-        server.should_exit = True
+        http.should_exit = True
         thread.join(20)
         sock.close()
         assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session")
+def live_over() -> Any:
+    """`live_over(llm, **server_config)` is a context manager of a real server."""
+    return live_server
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Any]:
+    """A real HTTP server over a fake engine: `.url`, `.llm`."""
+    with live_server(fake_llm.FakeAsyncLLM(max_model_len=4096)) as found:
+        yield found

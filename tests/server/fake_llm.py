@@ -1,6 +1,7 @@
 """A fake `AsyncLLM`: a tokenizer whose tokens are bytes, and answers that the prompt chooses.
 
-The last line of the prompt decides: `say:TEXT` is answered with TEXT and an end token; `slow` with
+The last line of the prompt decides: `say:TEXT` is answered with TEXT and an end token, `tell:JSON`
+with the text that is written as a JSON string; `slow` with
 one token every few milliseconds, for ever; `fail:N` breaks after N tokens; `row-error` is refused
 by the engine in the third step, `refuse` before the first; anything else is answered with ANSWER.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import json
 import math
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -18,6 +20,7 @@ from typing import Any
 from octavo.core.contracts.tokenizer import Tokenizer
 from octavo.core.errors import RequestError
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.text.parsers import AnswerParsers
 
 ANSWER = "Grüße 😀, ok."
 BOS, EOS, END = 256, 257, 258
@@ -53,13 +56,17 @@ class ByteTokenizer(Tokenizer):
     ) -> str:
         if any(message["role"] == "wizard" for message in messages):
             raise RequestError("the template says: no wizards", param="messages")
-        lines = [f"{message['role']}\n{message['content']}" for message in messages]
+        lines = [f"{message['role']}\n{text(message['content'])}" for message in messages]
         if tools:
             lines.insert(0, f"tools: {len(tools)}")
         if kwargs:
             lines.insert(0, f"kwargs: {sorted(kwargs.items())}")
         ending = "" if continue_final_message else "\n"
         return "\n".join(lines) + ending + ("assistant\n" if add_generation_prompt else "")
+
+
+def text(content: Any) -> str:
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
 @dataclass
@@ -103,6 +110,9 @@ class Call:
 class Inputs:
     vocab_size = VOCAB
     delay = 0.0
+
+    def __init__(self, parsers: AnswerParsers = AnswerParsers()) -> None:  # noqa: B008
+        self.parsers = parsers
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         time.sleep(self.delay)
@@ -227,6 +237,8 @@ class FakeAsyncLLM:
     @staticmethod
     def _reply(line: str) -> list[int]:
         text = line[4:] if line.startswith("say:") else ANSWER
+        if line.startswith("tell:"):
+            text = json.loads(line[5:])
         return list(text.encode())
 
 

@@ -246,10 +246,6 @@ def test_open_choices_accept_what_asks_for_nothing(connect, fake):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "auto"),
-        ("tool_choice", "required"),
-        ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("functions", [{"name": "f"}]),
         ("function_call", "auto"),
         ("guided_json", {}),
@@ -265,7 +261,6 @@ def test_open_choices_accept_what_asks_for_nothing(connect, fake):
         ("prompt_cache_key", "k"),
         ("safety_identifier", "k"),
         ("chat_template", "{{ x }}"),
-        ("documents", [{}]),
         ("use_beam_search", True),
         ("echo", True),
     ],

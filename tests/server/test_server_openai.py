@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import time
 
 import httpx
 import openai
 import pytest
+from openai.resources import Completions
+from openai.resources.chat import Completions as ChatCompletions
+from openai.resources.responses import Responses
+
+from octavo.server.protocol.chat import ChatRequest
+from octavo.server.protocol.completions import CompletionRequest
+from octavo.server.protocol.responses import ResponsesRequest
 
 ANSWER = "Grüße 😀, ok."
 HI = [{"role": "user", "content": "hi"}]
@@ -29,6 +37,21 @@ def wait_for(condition):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("create", "request_class"),
+    [
+        (ChatCompletions.create, ChatRequest),
+        (Completions.create, CompletionRequest),
+        (Responses.create, ResponsesRequest),
+    ],
+)
+def test_every_parameter_of_the_client_is_known(create, request_class):
+    names = set(inspect.signature(create).parameters)
+    names -= {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
+    assert len(names) > 15
+    assert names <= set(request_class.model_fields) | set(request_class.unsupported)
 
 
 def test_models(client):

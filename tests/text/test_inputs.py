@@ -172,8 +172,8 @@ def test_bad_conversations_are_refused(inputs: InputProcessor, messages: object)
 def test_a_last_message_is_continued_or_answered_not_both(inputs: InputProcessor) -> None:
     messages = [{"role": "assistant", "content": "The"}]
     with pytest.raises(RequestError, match="exclude each other"):
-        render_chat(inputs, messages, continue_final_message=True)
-    prompt = render_chat(inputs, messages, continue_final_message=True, add_generation_prompt=False)
+        render_chat(inputs, messages, continue_final_message=True, add_generation_prompt=True)
+    prompt = render_chat(inputs, messages, continue_final_message=True)
     assert prompt["prompt"].endswith("The")
 
 
