@@ -25,7 +25,7 @@ from octavo.plugins.tool_parsers.json_object import ObjectReader
 from octavo.server.errors import ApiError
 from octavo.server.protocol.tools import Tool, ToolChoice
 
-NO_ARGUMENTS = {"type": "object", "properties": {}}
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 _STYLE = Style(lists=True)
 
 
@@ -113,7 +113,6 @@ class RequiredCalls(ToolStream):
 
     def __init__(self) -> None:
         self._region = JsonCalls(_STYLE, eager=True)
-        self._text: list[str] = []  # when it is no call after all
 
     def feed(self, text: str) -> list[ToolEvent]:
         region = self._region

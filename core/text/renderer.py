@@ -52,32 +52,40 @@ class ChatRenderer:
             request = frame(Rendering([dict(message) for message in messages], keywords))
         except (TypeError, OverflowError, ValueError, RecursionError) as error:
             raise RequestError(f"messages cannot be rendered: {error}", param="messages") from None
+        blamed = "messages" if keywords.get("template") is None else "chat_template"
         async with self._places:
-            process = await self._process()
-            try:
-                answer: Rendered = await asyncio.wait_for(
-                    process.ask(request, Rendered), self._timeout_s
-                )
-            except TimeoutError:
-                raise RequestError(
-                    f"chat template: it takes longer than {self._timeout_s:g} s "
-                    "(server.chat_template_timeout_s)",
-                    param=_blamed(keywords),
-                ) from None
-            except EOFError:
-                raise RequestError(
-                    "chat template: the process that renders it has died",
-                    param=_blamed(keywords),
-                ) from None
-            else:
-                if not answer.spoilt and not self._closed:
-                    self._idle.append(process)
-            finally:
-                if process not in self._idle:
-                    await self._end(process)
+            answer = await self._answer(request, blamed)
+            if answer is None:
+                answer = await self._answer(request, blamed)
+        if answer is None:
+            raise RequestError("chat template: what renders it has died", param=blamed)
         if answer.error is not None:
-            raise RequestError(answer.error, param=answer.param or _blamed(keywords))
+            raise RequestError(answer.error, param=answer.param or blamed)
         return answer.text
+
+    async def _answer(self, request: bytes, blamed: str) -> Rendered | None:
+        """None when the process has died, which may have been before this request."""
+        process = await self._process()
+        kept = False
+        try:
+            answer: Rendered = await asyncio.wait_for(
+                process.ask(request, Rendered), self._timeout_s
+            )
+            kept = not answer.spoilt and not self._closed
+            return answer
+        except TimeoutError:
+            raise RequestError(
+                f"chat template: it takes longer than {self._timeout_s:g} s "
+                "(server.chat_template_timeout_s)",
+                param=blamed,
+            ) from None
+        except EOFError:
+            return None
+        finally:
+            if kept:
+                self._idle.append(process)
+            else:
+                await self._end(process)
 
     async def close(self) -> None:
         """End all processes."""
@@ -109,10 +117,6 @@ class ChatRenderer:
     async def _end(self, process: _Process) -> None:
         self._all.discard(process)
         await asyncio.shield(process.kill())
-
-
-def _blamed(keywords: Mapping[str, Any]) -> str:
-    return "messages" if keywords.get("template") is None else "chat_template"
 
 
 class _Process:

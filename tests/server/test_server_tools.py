@@ -332,7 +332,7 @@ def test_grammars_of_forced_calls(connect, fakes):
     assert calls[1]["properties"]["parameters"]["properties"]["x"] == {"$ref": "#/$defs/t1_X"}
     assert many["$defs"] == {"t1_X": {}}
     assert named == TOOLS[0]["function"]["parameters"]
-    assert bare == {"type": "object", "properties": {}}
+    assert bare == {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 @pytest.mark.parametrize("streaming", [False, True])
