@@ -27,10 +27,12 @@ _WHERE = {
     "ObserverSuite": f"{_CONFORMANCE}.observer",
     "PreemptionPolicySuite": f"{_CONFORMANCE}.preemption_policy",
     "QuantizationSuite": f"{_CONFORMANCE}.quantization",
+    "ReasoningParserSuite": f"{_CONFORMANCE}.reasoning_parser",
     "RouteSuite": f"{_CONFORMANCE}.route",
     "SamplerSuite": f"{_CONFORMANCE}.sampler",
     "SchedulerPolicySuite": f"{_CONFORMANCE}.scheduler_policy",
     "TokenizerSuite": f"{_CONFORMANCE}.tokenizer",
+    "ToolParserSuite": f"{_CONFORMANCE}.tool_parser",
     "WeightSourceSuite": f"{_CONFORMANCE}.weight_source",
     "ConformanceSuite": f"{_CONFORMANCE}.base",
     "NotApplicable": f"{_CONFORMANCE}.base",
@@ -56,11 +58,13 @@ __all__ = [
     "ObserverSuite",
     "PreemptionPolicySuite",
     "QuantizationSuite",
+    "ReasoningParserSuite",
     "RouteSuite",
     "SamplerSuite",
     "SchedulerPolicySuite",
     "StepLog",
     "TokenizerSuite",
+    "ToolParserSuite",
     "Verdict",
     "WeightSourceSuite",
     "make_fake_engine",
@@ -88,10 +92,12 @@ if TYPE_CHECKING:
     from octavo.core.testing.conformance.observer import ObserverSuite
     from octavo.core.testing.conformance.preemption_policy import PreemptionPolicySuite
     from octavo.core.testing.conformance.quantization import QuantizationSuite
+    from octavo.core.testing.conformance.reasoning_parser import ReasoningParserSuite
     from octavo.core.testing.conformance.route import RouteSuite
     from octavo.core.testing.conformance.sampler import SamplerSuite
     from octavo.core.testing.conformance.scheduler_policy import SchedulerPolicySuite
     from octavo.core.testing.conformance.tokenizer import TokenizerSuite
+    from octavo.core.testing.conformance.tool_parser import ToolParserSuite
     from octavo.core.testing.conformance.weight_source import WeightSourceSuite
     from octavo.core.testing.fake_engine import make_fake_engine
     from octavo.core.testing.step_log import StepLog

@@ -18,10 +18,12 @@ from octavo.core.testing.conformance.model import ModelSuite
 from octavo.core.testing.conformance.observer import ObserverSuite
 from octavo.core.testing.conformance.preemption_policy import PreemptionPolicySuite
 from octavo.core.testing.conformance.quantization import QuantizationSuite
+from octavo.core.testing.conformance.reasoning_parser import ReasoningParserSuite
 from octavo.core.testing.conformance.route import RouteSuite
 from octavo.core.testing.conformance.sampler import SamplerSuite
 from octavo.core.testing.conformance.scheduler_policy import SchedulerPolicySuite
 from octavo.core.testing.conformance.tokenizer import TokenizerSuite
+from octavo.core.testing.conformance.tool_parser import ToolParserSuite
 from octavo.core.testing.conformance.weight_source import WeightSourceSuite
 
 
@@ -249,3 +251,37 @@ class TestServerInfo(RouteSuite):
 
 class TestPrometheus(ObserverSuite):
     entry = known("observer", "prometheus")
+
+
+class TestHermes(ToolParserSuite):
+    entry = known("tool_parser", "hermes")
+    call = '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>'
+    bare = '<tool_call>{"name": "get_time"}</tool_call>'
+
+
+class TestLlama3Json(ToolParserSuite):
+    entry = known("tool_parser", "llama3_json")
+    call = '\n{"name": "get_weather", "parameters": {"city": "Paris"}}\n'
+    bare = '{"name": "get_time", "parameters": {}}'
+
+
+class TestMistral(ToolParserSuite):
+    entry = known("tool_parser", "mistral")
+    call = '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}]'
+    bare = "[TOOL_CALLS]get_time[ARGS]{}"
+
+
+class TestPythonic(ToolParserSuite):
+    entry = known("tool_parser", "pythonic")
+    call = "\n[get_weather(city='Paris')]\n"
+    bare = "[get_time()]"
+
+
+class TestDeepSeekR1(ReasoningParserSuite):
+    entry = known("reasoning_parser", "deepseek_r1")
+    answer = "Hm.\n</think>\n\nYes."
+
+
+class TestQwen3(ReasoningParserSuite):
+    entry = known("reasoning_parser", "qwen3")
+    answer = "<think>\nHm.\n</think>\n\nYes."

@@ -112,6 +112,21 @@ RECIPES: dict[str, Recipe] = {
         "ExampleEngine",
         "structured_outputs: {{engine: {name}}}",
     ),
+    "tool_parser": Recipe(
+        "a line that begins with CALL",
+        "ExampleParser",
+        "server: {{tool_parser: {name}}}",
+        """\
+    call = 'CALL get_weather {"city": "Paris"}\\n'
+    bare = "CALL get_time\\n"
+""",
+    ),
+    "reasoning_parser": Recipe(
+        "what comes before [answer]",
+        "ExampleParser",
+        "server: {{reasoning_parser: {name}}}",
+        '    answer = "Hm.[answer]Yes."\n',
+    ),
     "route": Recipe("says what is served", "ExampleRoutes", "routes: [{name}]"),
     "observer": Recipe("counts tokens", "ExampleObserver", "observers: [{name}]"),
 }

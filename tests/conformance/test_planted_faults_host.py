@@ -15,7 +15,9 @@ from octavo.core.contracts.kv_cache_manager import Match
 from octavo.core.contracts.observer import Observer
 from octavo.core.contracts.preemption_policy import PreemptionAction
 from octavo.core.contracts.provider import NoOptions
+from octavo.core.contracts.reasoning_parser import Split
 from octavo.core.contracts.route import RoutePlugin
+from octavo.core.contracts.tool_parser import CallArguments, CallBegin
 from octavo.core.messages import StepResult
 from octavo.core.testing.conformance.base import run_promise
 from octavo.core.testing.conformance.eviction_policy import EvictionPolicySuite
@@ -24,9 +26,11 @@ from octavo.core.testing.conformance.grammar_engine import GrammarEngineSuite
 from octavo.core.testing.conformance.kv_cache_manager import KVCacheManagerSuite
 from octavo.core.testing.conformance.observer import ObserverSuite
 from octavo.core.testing.conformance.preemption_policy import PreemptionPolicySuite
+from octavo.core.testing.conformance.reasoning_parser import ReasoningParserSuite
 from octavo.core.testing.conformance.route import RouteSuite
 from octavo.core.testing.conformance.scheduler_policy import SchedulerPolicySuite
-from octavo.core.testing.templates import grammar_engine
+from octavo.core.testing.conformance.tool_parser import ToolParserSuite
+from octavo.core.testing.templates import grammar_engine, reasoning_parser, tool_parser
 from octavo.plugins.eviction.lru import LruPolicy
 from octavo.plugins.executors.local import LocalExecutor
 from octavo.plugins.executors.threaded import ThreadedExecutor
@@ -566,6 +570,129 @@ class NeedsAQuery(Routes):
 class OffersASocket(Routes):
     def routes(self):
         return [WebSocketRoute("/own", self.answer)]
+
+
+# ---- tool parsers, reasoning parsers ------------------------------------------------------------
+
+
+class MarkedToolParserSuite(ToolParserSuite):
+    call = 'CALL get_weather {"city": "Paris"}\n'
+    bare = "CALL get_time\n"
+
+
+class MarkedReasoningSuite(ReasoningParserSuite):
+    answer = "Hm.[answer]Yes."
+
+
+class ReadsOneWay(tool_parser.ExampleParser):
+    """A parser with another stream."""
+
+    stream = tool_parser.ExampleStream
+
+    def __init__(self, options, context):
+        super().__init__(tool_parser.ExampleOptions(), context)
+
+    def begin(self, tools):
+        return self.stream("CALL ", {tool["function"]["name"] for tool in tools})
+
+
+@planted(MarkedToolParserSuite, "test_cutting_changes_nothing")
+class LooksAtPiecesAlone(ReadsOneWay):
+    class stream(tool_parser.ExampleStream):
+        def feed(self, text):
+            return super().feed(text) + self._end_line()
+
+
+@planted(MarkedToolParserSuite, "test_text_without_calls_comes_back")
+class StripsText(ReadsOneWay):
+    class stream(tool_parser.ExampleStream):
+        def _end_line(self):
+            self._line = self._line.strip()
+            return super()._end_line()
+
+
+@planted(MarkedToolParserSuite, "test_calls_are_found")
+class LosesEmptyArguments(ReadsOneWay):
+    class stream(tool_parser.ExampleStream):
+        def _end_line(self):
+            return [e for e in super()._end_line() if getattr(e, "text", "") != "{}"]
+
+
+@planted(MarkedToolParserSuite, "test_arguments_of_whole_calls_are_objects")
+class LosesMalformedCalls(ReadsOneWay):
+    class stream(tool_parser.ExampleStream):
+        def _end_line(self):
+            marked = self._line.startswith("CALL ")
+            events = super()._end_line()
+            return [] if marked and len(events) == 1 else events
+
+
+@planted(MarkedToolParserSuite, "test_a_call_that_was_cut_off_has_what_came")
+class MakesArgumentsUp(ReadsOneWay):
+    class stream(tool_parser.ExampleStream):
+        def finish(self, truncated):
+            if truncated and self._line.startswith("CALL get_weather "):
+                return [CallBegin("get_weather"), CallArguments('{"town": ')]
+            return super().finish(truncated)
+
+
+@planted(MarkedToolParserSuite, "test_streams_share_nothing")
+class SharesAStream(ReadsOneWay):
+    kept = None
+
+    def begin(self, tools):
+        self.kept = self.kept or super().begin(tools)
+        return self.kept
+
+
+@planted(MarkedToolParserSuite, "test_ids_differ")
+class OneId(ReadsOneWay):
+    def call_id(self):
+        return "call"
+
+
+class ThinksOneWay(reasoning_parser.ExampleParser):
+    """A parser with another stream."""
+
+    stream = reasoning_parser.ExampleStream
+
+    def __init__(self, options, context):
+        super().__init__(reasoning_parser.ExampleOptions(), context)
+
+    def begin(self, prompt, continued):
+        return self.stream("[answer]", answering=False)
+
+
+@planted(MarkedReasoningSuite, "test_cutting_changes_nothing")
+class HoldsNothingBack(ThinksOneWay):
+    class stream(reasoning_parser.ExampleStream):
+        def feed(self, text):
+            split = super().feed(text)
+            rest = super().finish()
+            return Split(split.reasoning + rest.reasoning, split.content)
+
+
+@planted(MarkedReasoningSuite, "test_nothing_is_made_up_or_lost")
+class LosesWhatIsHeld(ThinksOneWay):
+    class stream(reasoning_parser.ExampleStream):
+        def feed(self, text):
+            return Split(content=super().feed(text).content)
+
+
+@planted(MarkedReasoningSuite, "test_reasoning_is_told_apart")
+class AllIsContent(ThinksOneWay):
+    class stream(reasoning_parser.ExampleStream):
+        def feed(self, text):
+            return Split(content=text)
+
+
+@planted(MarkedReasoningSuite, "test_streams_share_nothing")
+class SharesAThought(ThinksOneWay):
+    kept = None
+
+    def begin(self, prompt, continued):
+        self.kept = self.kept or super().begin(prompt, continued)
+        return self.kept
 
 
 @pytest.mark.parametrize(("suite", "promise"), FAULTS)

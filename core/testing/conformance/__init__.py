@@ -27,6 +27,8 @@ SUITES: dict[str, str] = {
     "logits_processor": "LogitsProcessorSuite",
     "observer": "ObserverSuite",
     "grammar_engine": "GrammarEngineSuite",
+    "tool_parser": "ToolParserSuite",
+    "reasoning_parser": "ReasoningParserSuite",
     "route": "RouteSuite",
 }
 """The class of each kind; it lives in the module of this package that is called as the kind."""
