@@ -71,6 +71,7 @@ HIDDEN: Mapping[str, Unsupported] = {
     "truncate_prompt_tokens": Unsupported(CHAT_ONLY),
     "return_token_ids": Unsupported(CHAT_ONLY, (False,)),
     "return_tokens_as_token_ids": Unsupported(CHAT_ONLY, (False,)),
+    "add_special_tokens": Unsupported("the template writes them", (False,)),
     "stream_options": Unsupported("", ({}, {"include_obfuscation": False})),
     "response_format": Unsupported("use text.format"),
 }
