@@ -152,6 +152,7 @@ KINDS: dict[str, Kind] = _kinds(
         tokenizer.Tokenizer,
         tokenizer.TokenizerContext,
         "model.tokenizer_backend",
+        "1.1",
     ),
     Kind(
         "tool_parser",
