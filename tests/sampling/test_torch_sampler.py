@@ -16,9 +16,11 @@ from octavo.core import token_order
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.sampler import SamplerContext
 from octavo.core.random import gumbel
+from octavo.core.sampling import noise
+from octavo.core.sampling import rows as sampling_rows
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.testing.conformance.sampler import make_batch
-from octavo.plugins.samplers import noise, torch_sampler
+from octavo.plugins.samplers import torch_sampler
 from octavo.plugins.samplers.torch_sampler import TorchSampler
 
 MAX_ROWS = 64
@@ -113,7 +115,7 @@ def test_agrees_with_the_naive_sampler(
 ) -> None:
     logits = make_logits(seed, len(rows), vocab_size, kind)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_sampler, "_NARROW", narrow)
+        patch.setattr(sampling_rows, "NARROW", narrow)
         tokens, valid = sample(logits, rows)
     with np.errstate(over="ignore", invalid="ignore"):
         for number, row in enumerate(rows):
@@ -309,7 +311,7 @@ def test_an_all_greedy_batch_does_nothing_else(monkeypatch: pytest.MonkeyPatch) 
     def refuse(*args: Any) -> Any:
         raise AssertionError("a greedy batch has no business here")
 
-    monkeypatch.setattr(torch_sampler, "_rows", refuse)
+    monkeypatch.setattr(torch_sampler, "take_rows", refuse)
     logits = np.array([[0, 1], [1, 0]], np.float32)
     assert sample(logits, [row(temperature=0)] * 2)[0] == [1, 0]
 
