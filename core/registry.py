@@ -337,8 +337,10 @@ class Registry:
                 rejected.append((entry.name, "only when named"))
             else:
                 answer = availability(entry, ctx)
-                if answer:
+                if answer and (answer.for_auto or entry.source.preferred):
                     available.append((entry, answer.reason))
+                elif answer:
+                    rejected.append((entry.name, f"only when named: {answer.reason}"))
                 else:
                     rejected.append((entry.name, answer.reason))
                     lost |= {answer.lost: None} if answer.lost else {}

@@ -212,10 +212,24 @@ class PreemptionConfig(Section):
     )
 
 
+PHASES = ("prefill", "decode")
+"""Keys of `attention` that choose a backend for some rows only."""
+
+
 class AttentionConfig(Section):
     """Attention kernels."""
 
-    backend: Choice = Field(default=AUTO, description="Attention backend.")
+    backend: Choice = Field(
+        default=AUTO,
+        description="Attention backend. auto: by device, compute capability, head sizes, dtype and "
+        "KV dtype; the startup report says why.",
+    )
+    prefill: Choice | None = Field(
+        default=None, description="Another backend for prompts (and chunks of them)."
+    )
+    decode: Choice | None = Field(
+        default=None, description="Another backend for rows that compute one token each."
+    )
 
 
 class SamplerConfig(Section):

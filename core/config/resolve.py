@@ -13,7 +13,7 @@ from typing import Any
 from octavo.core import envvars
 from octavo.core.availability import availability
 from octavo.core.config import model_facts
-from octavo.core.config.models import AUTO, Choice, EngineConfig
+from octavo.core.config.models import AUTO, PHASES, Choice, EngineConfig
 from octavo.core.config.origin import Path as KeyPath
 from octavo.core.config.origin import dotted
 from octavo.core.contracts import KINDS, Platform, ProbeContext
@@ -42,9 +42,11 @@ class Resolved:
     """A configuration with nothing left to decide but budgets that are measured at start.
 
     config: with concrete device, dtype, KV dtype, block size, max_model_len, num_threads and names.
-    selections: by kind, but for kinds that are lists. reasons: dotted YAML key to why it is so.
-    model_config: config.json with `hf_overrides`. generation_config: the model's, empty when it has
-    none; whether its sampling defaults apply says `config.model.generation_config`.
+    selections: by kind, but for kinds that are lists. prefill_attention: the attention backend for
+    prefill when it is another than that of `selections`, which then is for decodes. reasons: dotted
+    YAML key to why it is so. model_config: config.json with `hf_overrides`. generation_config: the
+    model's, empty when it has none; whether its sampling defaults apply says
+    `config.model.generation_config`.
     tokenizer_dir: None when there are no tokenizer files. chat_template: the text that replaces the
     model's own. Without a model (see `resolve`) weight_source is None and the mappings are empty.
     """
@@ -52,6 +54,7 @@ class Resolved:
     config: EngineConfig
     platform: Platform
     selections: dict[str, Selection] = field(default_factory=dict)
+    prefill_attention: Selection | None = None
     logits_processors: list[Selection] = field(default_factory=list)
     observers: list[Selection] = field(default_factory=list)
     model_config: dict[str, Any] = field(default_factory=dict)
@@ -94,6 +97,9 @@ def choice_errors(config: EngineConfig, registry: Registry) -> Iterator[OctavoEr
             choices = [((section, index), choice) for index, choice in enumerate(value)]
         elif name in value.model_fields_set and getattr(value, name) is not None:
             choices = [((section, name), getattr(value, name))]
+        if section == "attention":
+            phases = ((("attention", phase), getattr(value, phase)) for phase in PHASES)
+            choices += [(path, choice) for path, choice in phases if choice is not None]
         for path, choice in choices:
             try:
                 registry.check(kind.name, choice, path=path, origin=config.origin)
@@ -125,6 +131,8 @@ class _Resolver:
                 continue
             if not self._is_left_out(kind):
                 self._select(kind)
+                if kind == "attention_backend":
+                    self._select_phases()
         for kind in LISTS:
             self._select_list(kind)
         if not has_model:
@@ -333,6 +341,31 @@ class _Resolver:
         self._settled[path] = Choice(name=selection.name, options=(choice or given).options)
         self._facts["chosen"] = {**self._facts.get("chosen", {}), kind: selection.name}
         return selection
+
+    def _select_phases(self) -> None:
+        """Attention backends of the phases that have one of their own."""
+        common = self._out.selections["attention_backend"]
+        chosen = dict.fromkeys(PHASES, common)
+        for phase in PHASES:
+            given: Choice | None = getattr(self._given.attention, phase)
+            if given is not None:
+                path = ("attention", phase)
+                selection = chosen[phase] = self._registry.select(
+                    "attention_backend",
+                    given,
+                    ProbeContext(self._out.platform, dict(self._facts)),
+                    path=path,
+                    origin=self._given.origin,
+                )
+                settled = Choice(name=selection.name, options=given.options)
+                self._settle(dotted(path), settled, selection.reason)
+        prefill, decode = (chosen[phase] for phase in PHASES)
+        self._out.selections["attention_backend"] = decode
+        name = decode.name
+        if (prefill.name, prefill.options) != (decode.name, decode.options):
+            self._out.prefill_attention = prefill
+            name = f"{prefill.name} for prefill, {decode.name} for decode"
+        self._facts["chosen"] = {**self._facts["chosen"], "attention_backend": name}
 
     def _standing(self, kind: str, named: set[str]) -> list[Choice]:
         """Implementations of a list kind that are in use without being named."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.core.config.models import EngineConfig
+from octavo.core.config.models import PHASES, EngineConfig
 from octavo.core.contracts import KINDS
 from octavo.core.errors import PluginError
 from octavo.core.plugin_options import options_model
@@ -46,6 +46,14 @@ def config_schema(registry: Registry) -> dict[str, Any]:
         kept = {name: old[name] for name in ("description", "default") if name in old}
         kept["default"] = _plain_default(kept.get("default"))
         holder[key] = {**kept, **({"type": "array", "items": ref} if is_list else ref)}
+    for phase in PHASES:  # each an attention backend, or not given
+        holder, key = _property(schema, f"attention.{phase}")
+        choices = [{"$ref": "#/$defs/attention_backend"}, {"type": "null"}]
+        holder[key] = {
+            "description": holder[key]["description"],
+            "default": None,
+            "anyOf": choices,
+        }
     return schema
 
 

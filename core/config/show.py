@@ -80,7 +80,10 @@ def _flow(value: Any) -> str:
 
 
 def _rejected(resolved: Resolved, key: str) -> Iterator[str]:
-    for kind, selection in resolved.selections.items():
-        if KINDS[kind].config_path == key:
+    found = [(KINDS[kind].config_path, each) for kind, each in resolved.selections.items()]
+    if resolved.prefill_attention is not None:
+        found.append(("attention.prefill", resolved.prefill_attention))
+    for path, selection in found:
+        if path == key:
             for name, why in selection.rejected:
                 yield f"not {name}: {' '.join(why.split())}"

@@ -80,7 +80,9 @@ class AttentionLayer:
 @dataclass(frozen=True)
 class AttentionBackendContext:
     """specs: the distinct attention specs of one KV group. kv_dtype: of the pool. max_num_seqs,
-    max_num_batched_tokens, max_model_len: upper bounds for buffers."""
+    max_num_batched_tokens, max_model_len: upper bounds for buffers. graph_batch_sizes: numbers of
+    rows for which batches of decodes run from a captured graph; `plan` of such a batch must lead to
+    the same launches on the same addresses each time."""
 
     specs: tuple[AttentionSpec, ...]
     dtype: torch.dtype
@@ -90,6 +92,7 @@ class AttentionBackendContext:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    graph_batch_sizes: tuple[int, ...] = ()
 
 
 class AttentionBackend(ABC):
@@ -127,6 +130,18 @@ class AttentionBackend(ABC):
     ) -> None:
         """Write k[T, K, D] and v[T, K, Dv] into the pool by slot mapping, then attend:
         q[T, H, D] over each row's cached tokens, causally, into out[T, H, Dv]."""
+
+    def copy_blocks(
+        self,
+        pools: list[torch.Tensor],
+        sources: NDArray[np.int32],
+        targets: NDArray[np.int32],
+        tokens: NDArray[np.int32],
+    ) -> bool:
+        """Copy KV between blocks of all layers at once: in every pool [N, P, K, D], the first
+        `tokens` int32[n] tokens of the blocks `sources` int32[n] to the blocks `targets` int32[n].
+        Copies of one call do not depend on each other. False: nothing was done, the core copies."""
+        return False
 
 
 class Spec:

@@ -54,11 +54,13 @@ class ProbeContext:
 @dataclass(frozen=True)
 class Availability:
     """A probe's answer. `reason` says why not, or how it will run. `lost`: what users miss where
-    it is not available; the startup report notes it once when `auto` had to do without."""
+    it is not available; the startup report notes it once when `auto` had to do without. `for_auto`:
+    whether `auto` may take it, or only who names it (a slow way, for tests)."""
 
     available: bool
     reason: str = ""
     lost: str = ""
+    for_auto: bool = True
 
     def __bool__(self) -> bool:
         return self.available

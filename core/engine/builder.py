@@ -246,6 +246,13 @@ def _choices(resolved: Resolved, worker: WorkerReport) -> tuple[PluginChoice, ..
     listed = [
         (KINDS[selection.kind].config_path, selection) for selection in resolved.selections.values()
     ]
+    if resolved.prefill_attention is not None:
+        # `selections` has the one for decodes.
+        listed = [item for item in listed if item[1].kind != "attention_backend"]
+        listed += [
+            ("attention.prefill", resolved.prefill_attention),
+            ("attention.decode", resolved.selections["attention_backend"]),
+        ]
     for key, selections in (
         ("logits_processors", resolved.logits_processors),
         ("observers", resolved.observers),
@@ -253,7 +260,10 @@ def _choices(resolved: Resolved, worker: WorkerReport) -> tuple[PluginChoice, ..
         listed += [(f"{key}[{index}]", selection) for index, selection in enumerate(selections)]
     choices = []
     for path, selection in listed:
-        used = worker.choices.get(selection.kind) or WorkerChoice(
+        kind = selection.kind
+        if path in ("attention.prefill", "attention.decode"):
+            kind = f"{kind} ({path.partition('.')[2]})"
+        used = worker.choices.get(kind) or WorkerChoice(
             name=selection.name,
             reason=resolved.reasons.get(path, selection.reason),
             distribution=selection.registered.distribution or "",
@@ -265,7 +275,7 @@ def _choices(resolved: Resolved, worker: WorkerReport) -> tuple[PluginChoice, ..
         others = [item for item in selection.rejected if item[0] != used.name]
         choices.append(
             PluginChoice(
-                kind=selection.kind,
+                kind=kind,
                 name=name,
                 reason=used.reason,
                 distribution=used.distribution,

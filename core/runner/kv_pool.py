@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,6 +22,10 @@ from octavo.core.messages import Int32
 from octavo.core.runner.side_stream import SideStream, side_stream
 
 DEVICE_COPY, TO_HOST, TO_DEVICE = 0, 1, 2
+
+CopyBlocks = Callable[[list[torch.Tensor], Int32, Int32, Int32], bool]
+"""`AttentionBackend.copy_blocks`."""
+
 HOST_DIMS: tuple[KVDim, ...] = ("kv", "block", "token", "head", "dim")
 
 
@@ -71,6 +75,7 @@ class KVPool:
 
     poison: fill fresh blocks with NaN (all but the null block), so that a test sees whoever reads
     what was never written. side: where copies from and to the host run (None: as suits the device).
+    copiers: `AttentionBackend.copy_blocks` by group.
     """
 
     def __init__(
@@ -85,7 +90,9 @@ class KVPool:
         num_host_blocks: int = 0,
         poison: bool = False,
         side: SideStream | None = None,
+        copiers: Mapping[int, CopyBlocks] | None = None,
     ) -> None:
+        self._copiers = copiers or {}
         self.num_blocks, self.num_host_blocks = num_blocks, num_host_blocks
         self.block_size = block_size
         self.layers: list[LayerCache] = []
@@ -149,6 +156,10 @@ class KVPool:
         layers = [cache for cache in self.layers if cache.spec.group == group]
         if kind == DEVICE_COPY:
             self._side.join()
+            copier = self._copiers.get(group)
+            pools = [part for cache in layers for part in (cache.k, cache.v)]
+            if copier is not None and copier(pools, copies[2], copies[3], copies[4]):
+                return
             sources, targets = (_places(copies[row], copies[4]) for row in (2, 3))
             for cache in layers:
                 for part in (cache.k, cache.v):

@@ -97,6 +97,7 @@ def make_pool(
         device=settings.device,
         num_host_blocks=num_host_blocks,
         poison=poison,
+        copiers={group: backend.copy_blocks for group, backend in backends},
     )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from octavo.core.contracts.attention_backend import AttentionBackend, AttentionBackendContext
 from octavo.core.contracts.executor import Worker, WorkerChoice
 from octavo.core.contracts.logits_processor import DeviceLogitsProcessor, LogitsProcessorContext
 from octavo.core.contracts.model import CausalLM, ModelContext
@@ -13,10 +14,11 @@ from octavo.core.contracts.quantization import QuantizationContext
 from octavo.core.errors import ConfigError
 from octavo.core.runner.model_runner import ModelRunner
 from octavo.core.runner.parts import RegisterAttention, RunnerParts, RunnerSettings
+from octavo.core.runner.phased_attention import PhasedAttention
 
 if TYPE_CHECKING:
     from octavo.core.config.resolve import Resolved
-    from octavo.core.registry import Registry
+    from octavo.core.registry import Registry, Selection
 
 
 def make_worker(resolved: Resolved, registry: Registry, rank: int, world: int) -> Worker:
@@ -63,10 +65,13 @@ def _parts(resolved: Resolved, registry: Registry, settings: RunnerSettings) -> 
     instead: dict[str, WorkerChoice] = {}
 
     def create(kind: str, context: Any) -> Any:
-        made, used, refused = registry.create_best(selections[kind], context)
+        return create_selected(kind, selections[kind], context)
+
+    def create_selected(shown: str, selection: Selection, context: Any) -> Any:
+        made, used, refused = registry.create_best(selection, context)
         if refused:
             owner = used.registered.distribution or ""
-            instead[kind] = WorkerChoice(used.name, used.reason, owner, refused)
+            instead[shown] = WorkerChoice(used.name, used.reason, owner, refused)
         return made
 
     def build(attention: RegisterAttention) -> CausalLM:
@@ -95,6 +100,18 @@ def _parts(resolved: Resolved, registry: Registry, settings: RunnerSettings) -> 
         assert resolved.weight_source is not None, "a worker needs a model"
         model.load_weights(resolved.weight_source.tensors())
 
+    def attention(context: AttentionBackendContext) -> AttentionBackend:
+        backend: AttentionBackend
+        if resolved.prefill_attention is None:
+            backend = create("attention_backend", context)
+            return backend
+        chosen = {"prefill": resolved.prefill_attention, "decode": selections["attention_backend"]}
+        made = {
+            phase: create_selected(f"attention_backend ({phase})", selection, context)
+            for phase, selection in chosen.items()
+        }
+        return PhasedAttention(made["prefill"], made["decode"], context)
+
     def processors(context: LogitsProcessorContext) -> list[tuple[str, DeviceLogitsProcessor]]:
         made = []
         for selection in resolved.logits_processors:
@@ -109,7 +126,7 @@ def _parts(resolved: Resolved, registry: Registry, settings: RunnerSettings) -> 
     return RunnerParts(
         model=build,
         load_weights=load,
-        attention_backend=lambda context: create("attention_backend", context),
+        attention_backend=attention,
         sampler=lambda context: create("sampler", context),
         graph_runner=lambda context: create("graph_runner", context),
         logits_processors=processors,

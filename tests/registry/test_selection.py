@@ -77,7 +77,7 @@ def hook_module(folder, providers, *, module="offers", dist="acme", version="1.0
 def third_party(folder, providers, **kwargs):
     """A registry in which a sampler's only competitors are built-ins."""
     hook_module(folder, providers, **kwargs)
-    return Registry.discover(disable=["octavo-plugins"])
+    return Registry.discover(disable=["octavo-plugins", "octavo-backends"])
 
 
 # ---- by name ------------------------------------------------------------------------------------

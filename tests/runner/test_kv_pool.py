@@ -269,3 +269,22 @@ def test_the_first_layout_that_fits_is_taken():
         ConfigError, match=r"no float16 in blocks of 16 tokens.*float32 in blocks of 32/64"
     ):
         choose_layout(offered, torch.float16, 16)
+
+
+def test_the_backends_kernel_copies_where_it_can():
+    calls = []
+
+    def copier(pools, *columns):
+        calls.append((len(pools), [column.tolist() for column in columns]))
+        return len(calls) == 1
+
+    pool = pool_of(num_groups=2, copiers={1: copier})
+    fill(pool)
+    expected = [cache.k.clone() for cache in pool.layers]
+    pool.copy(copies((0, 1, 1, 3, 4), (0, 1, 2, 4, 3), (0, 1, 4, 5, 2), (0, 0, 1, 2, 4)))
+    assert calls == [(2, [[1, 2], [3, 4], [4, 3]]), (2, [[4], [5], [2]])]
+    # The first run was the copier's; the second one it did not do, and group 0 has none.
+    expected[0][2] = expected[0][1]
+    expected[1][5, :2] = expected[1][4, :2]
+    for cache, k in zip(pool.layers, expected, strict=True):
+        assert torch.equal(cache.k, k)
