@@ -19,6 +19,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Threads that spin while they wait take the cores from the other processes of a test.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Before Triton is imported. Without a GPU its kernels run in its interpreter.
+if not any(Path("/dev").glob("nvidia[0-9]*")):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A shell starts background jobs with interrupts ignored, and processes inherit that; the tests of
 # Ctrl-C need Python's usual handler.

@@ -1,14 +1,16 @@
 """Write what the documentation has from the code: `make docs`.
 
 docs/contracts.md comes from the source of the contracts, docs/configuration.md from the models of
-the configuration, the README's table of built-in parts from what they register. Tests compare all
-three with what this makes, so that they cannot grow stale.
+the configuration, the README's table of built-in parts from what they register,
+docs/gpu-kernels.md from the table of compiled kernels. Tests compare them with what this makes, so
+that they cannot grow stale.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
+import json
 from pathlib import Path
 
 from octavo import backends, models, plugins
@@ -22,6 +24,8 @@ CONFIGURATION = ROOT / "docs" / "configuration.md"
 CONTRACTS = ROOT / "docs" / "contracts.md"
 README = ROOT / "README.md"
 CONFORMANCE = ROOT / "docs" / "conformance.md"
+GPU_KERNELS = ROOT / "docs" / "gpu-kernels.md"
+KERNEL_TABLE = ROOT / "backends" / "triton" / "kernels.json"
 BEGIN, END = "<!-- built-in: written by `make docs` -->\n", "<!-- end of built-in -->"
 
 INTRODUCTION = """\
@@ -277,12 +281,46 @@ def readme(current: str) -> str:
     return f"{before}{BEGIN}{built_in_table()}{END}{after}"
 
 
+GPU_INTRODUCTION = """\
+# What the Triton kernels cost
+
+<!-- Written by `make docs` from backends/triton/kernels.json; that by
+`python -m octavo.backends.triton.ahead --write`. -->
+
+Compiled ahead of time, without a GPU, by Triton {triton}. For each device: shared memory of a
+program in bytes / registers of a thread / bytes of local memory of a thread (spills, and values
+that the hardware keeps there) / warps of a program. `G` is the number of query heads that share a
+KV head.
+
+| launch | kernel | {devices} |
+|---|---|{line}|
+"""
+
+
+def gpu_kernels() -> str:
+    """The page of compiled kernels."""
+    table = json.loads(KERNEL_TABLE.read_text())
+    devices = ["sm_80", "sm_90", "sm_100"]
+    text = GPU_INTRODUCTION.format(
+        triton=table["triton"], devices=" | ".join(devices), line="|".join("---" for _ in devices)
+    )
+    for launch, by_device in sorted(table["kernels"].items()):
+        for kernel in by_device[devices[0]]:
+            costs = (by_device[device][kernel] for device in devices)
+            shown = " | ".join(
+                f"{c['shared']} / {c['registers']} / {c['spilled']} / {c['warps']}" for c in costs
+            )
+            text += f"| {launch} | `{kernel.removesuffix('_kernel')}` | {shown} |\n"
+    return text
+
+
 def main() -> None:
+    GPU_KERNELS.write_text(gpu_kernels())
     CONTRACTS.write_text(page())
     CONFIGURATION.write_text(reference())
     README.write_text(readme(README.read_text()))
     CONFORMANCE.write_text(conformance_page())
-    for file in (CONTRACTS, CONFIGURATION, README, CONFORMANCE):
+    for file in (GPU_KERNELS, CONTRACTS, CONFIGURATION, README, CONFORMANCE):
         print(f"wrote {file.relative_to(ROOT)}")
 
 

@@ -13,6 +13,14 @@ PROVIDERS: list[Provider[Any]] = [
         summary="Runs the model's forward pass as it is written.",
     ),
     Provider(
+        name="triton",
+        factory="octavo.backends.triton.decoder:TritonDecoder",
+        requires=(Requirement(package="triton", extra="triton"),),
+        probe="octavo.backends.triton.support:device",
+        rank=5,
+        summary="A plain decoder with norms, residual sums and gates fused, in Triton kernels.",
+    ),
+    Provider(
         name="native",
         factory="octavo.backends.cpu.decoder:NativeDecoder",
         requires=(Requirement(devices=("cpu",)),),

@@ -1,4 +1,4 @@
-"""Built-in samplers that need a device of their own. Importing this imports no implementation."""
+"""Samplers that run on kernels of their own. Importing this imports no implementation."""
 
 from __future__ import annotations
 
@@ -14,5 +14,24 @@ PROVIDERS: list[Provider[Any]] = [
         probe="octavo.backends.cpu.build:probe",
         rank=20,
         summary="Native CPU kernel: nothing is sorted, noise only where it can win.",
+    ),
+    Provider(
+        name="flashinfer",
+        factory="octavo.backends.flashinfer.sampler:FlashInferSampler",
+        requires=(
+            Requirement(devices=("cuda",), capability=(8, 0)),
+            Requirement(package="flashinfer", extra="flashinfer"),
+            Requirement(package="triton", extra="triton"),
+        ),
+        rank=30,
+        summary="FlashInfer's searches for top_k and top_p, without a sort; the contract's draw.",
+    ),
+    Provider(
+        name="triton",
+        factory="octavo.backends.triton.sampler:TritonSampler",
+        requires=(Requirement(package="triton", extra="triton"),),
+        probe="octavo.backends.triton.support:device",
+        rank=20,
+        summary="The draw in Triton kernels; top_k and top_p as the reference.",
     ),
 ]

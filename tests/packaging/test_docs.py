@@ -84,6 +84,8 @@ def test_derived_pages_are_up_to_date(repository: Path, contracts_page: str) -> 
     assert conformance == tool["conformance_page"](), (
         "docs/conformance.md is stale: run `make docs`"
     )
+    kernels = (repository / "docs" / "gpu-kernels.md").read_text()
+    assert kernels == tool["gpu_kernels"](), "docs/gpu-kernels.md is stale: run `make docs`"
 
 
 def pages(repository: Path) -> list[Path]:

@@ -110,6 +110,6 @@ def test_the_phase_that_cannot_compute_a_layer_is_named():
 def test_copies_are_done_by_the_backend_that_has_a_kernel():
     case = DeviceCase(make("torch", "torch"), attention_spec(), [(1, 1)])
     nothing = np.zeros(0, np.int32)
-    assert not case.backend.copy_blocks([], [], nothing, nothing, nothing)
+    assert not case.backend.copy_blocks([], nothing, nothing, nothing)
     case.backend.prefill.copy_blocks = lambda *arguments: True
-    assert case.backend.copy_blocks([torch.ones(1)], [torch.ones(1)], nothing, nothing, nothing)
+    assert case.backend.copy_blocks([torch.ones(1)], nothing, nothing, nothing)

@@ -1,0 +1,92 @@
+"""Where the Triton kernels can run and what they compute. Imports neither torch nor Triton."""
+
+from __future__ import annotations
+
+import os
+
+from octavo.core.contracts import Availability, Platform, ProbeContext
+from octavo.core.contracts.model import AttentionSpec
+
+HEAD_MOST = 256
+"""Most values of a head."""
+
+DTYPES = ("float32", "bfloat16", "float16")
+KV_DTYPES = (*DTYPES, "float8_e4m3fn", "float8_e5m2")
+BLOCK_SIZES = (8, 16, 32, 64, 128)
+
+CAPABILITY = (8, 0)
+"""Least compute capability that the kernels are compiled and checked for."""
+
+FP8_CAPABILITY = (8, 9)
+"""From here the device converts e4m3 itself; below, the kernels do it from bytes."""
+
+
+def interpreting() -> bool:
+    """Whether kernels run in Triton's interpreter, on the host."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def _too_old(platform: Platform) -> str | None:
+    if platform.capability is None or platform.capability >= CAPABILITY:
+        return None
+    have = ".".join(map(str, platform.capability))
+    return f"the Triton kernels need compute capability 8.0, this device has {have}"
+
+
+def unsupported(spec: AttentionSpec, platform: Platform) -> str | None:
+    """None when the kernels can compute the layer there, else why not."""
+    for name, what in (
+        ("sinks", "attention sinks"),
+        ("alibi", "ALiBi"),
+        ("latent", "latent attention"),
+    ):
+        if getattr(spec, name):
+            return f"the triton backend has no {what}"
+    if platform.device != "cuda" and not interpreting():
+        return f"the triton backend runs on cuda, this is {platform.device}"
+    reason = _too_old(platform)
+    if reason:
+        return reason
+    if spec.num_heads % spec.num_kv_heads:
+        return f"{spec.num_heads} query heads cannot share {spec.num_kv_heads} KV heads evenly"
+    size = max(spec.head_size, spec.value_head_size)
+    if size > HEAD_MOST:
+        return f"heads have {size} values, the triton backend takes {HEAD_MOST} at most"
+    if spec.num_heads // spec.num_kv_heads > 64:
+        group = spec.num_heads // spec.num_kv_heads
+        return f"{group} query heads share a KV head, the triton backend takes 64 at most"
+    return None
+
+
+def device(context: ProbeContext) -> Availability:
+    """Whether the device runs the kernels; in the interpreter only when they are named."""
+    if context.platform.device != "cuda":
+        if interpreting():
+            return Availability(True, "in Triton's interpreter: slow, for tests", for_auto=False)
+        return Availability(
+            False,
+            f"needs device cuda, this is {context.platform.device} (TRITON_INTERPRET=1 runs the "
+            "kernels in Triton's interpreter)",
+        )
+    reason = _too_old(context.platform)
+    return Availability(reason is None, reason or "")
+
+
+def probe(context: ProbeContext) -> Availability:
+    """Whether attention of every layer of the model can be computed here."""
+    answer = device(context)
+    if not answer:
+        return answer
+    facts = context.facts
+    kv_dtype = {"fp8": "float8_e4m3fn"}.get(facts.get("kv_dtype", ""), facts.get("kv_dtype"))
+    if kv_dtype is not None and kv_dtype not in KV_DTYPES:
+        return Availability(False, f"keeps no {kv_dtype} KV cache")
+    block_size = facts.get("block_size")
+    if block_size is not None and block_size not in BLOCK_SIZES:
+        sizes = ", ".join(map(str, BLOCK_SIZES))
+        return Availability(False, f"takes blocks of {sizes} tokens, not {block_size}")
+    for spec in facts.get("attention_specs") or ():
+        reason = unsupported(spec, context.platform)
+        if reason:
+            return Availability(False, reason)
+    return answer
