@@ -16,16 +16,19 @@ BAR := $(shell test -t 2 || echo $(QUIET))
 INSTALL := $(PIP) --constraint constraints.txt
 SPECS := pyproject.toml setup.py constraints.txt
 TORCH := $(shell grep '^torch==' constraints.txt)
+# What importing flashinfer needs; its other dependencies are CUDA libraries.
+FLASHINFER_NEEDS := apache-tvm-ffi einops tabulate nvidia-ml-py cuda-bindings cuda-python click ninja requests
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 say = @printf '\033[1m[octavo]\033[0m %s\n' $(1)
 
-.PHONY: help demo install test test-all lint format docs clean
+.PHONY: help demo install test test-all gpu-test lint format docs clean
 
 help:
 	@echo "make demo      install into $(VENV) and serve $(CONFIG) on 127.0.0.1:8000"
 	@echo "make test      the CPU test suite"
 	@echo "make test-all  the same with the slow tests"
+	@echo "make gpu-test  tests that need a CUDA device (skipped without one)"
 	@echo "make lint      ruff and mypy"
 	@echo "make format    let ruff reformat"
 	@echo "make docs      regenerate the parts of docs/ that are derived from the code"
@@ -44,6 +47,10 @@ test: $(VENV)/.installed-dev
 test-all: $(VENV)/.installed-dev
 	$(call say,"CPU tests with the slow ones")
 	@$(BIN)/pytest -m "not gpu" $(PYTEST_ARGS)
+
+gpu-test: $(VENV)/.installed-dev
+	$(call say,"GPU tests")
+	@$(BIN)/pytest tests/gpu $(PYTEST_ARGS)
 
 # mypy does not follow an editable install, so it checks a tree of links laid out as the package is.
 lint: $(VENV)/.installed-dev
@@ -97,4 +104,7 @@ $(VENV)/.installed: $(VENV)/.torch $(SPECS)
 $(VENV)/.installed-dev: $(VENV)/.installed $(SPECS)
 	$(call say,"installing test tools")
 	@$(INSTALL) $(QUIET) --editable '.[dev,grammar]'
+	$(call say,"installing flashinfer (101 MB), whose calls are checked against its signatures")
+	@$(INSTALL) $(BAR) --no-deps flashinfer-python && $(INSTALL) $(QUIET) $(FLASHINFER_NEEDS) \
+	  || echo "flashinfer cannot be installed here; its tests are skipped"
 	@touch $@

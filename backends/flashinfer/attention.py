@@ -1,0 +1,357 @@
+"""Attention backend `flashinfer`: FlashInfer's paged wrappers, planned once a step.
+
+Decode rows go to the decode wrapper, others to the prefill wrapper; decode rows that share a long
+prefix go to the cascade wrapper, which reads the prefix once for all of them. Batches that a graph
+runner captures have a wrapper for each size, with fixed buffers. `plan` gives host copies of the
+page table where FlashInfer would fetch them from the device.
+
+Legend: T tokens, B rows, b decode rows, H query heads, K KV heads, D head size, N blocks, P tokens
+a block, n pages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import flashinfer
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from octavo.backends.flashinfer.options import FlashInferOptions
+from octavo.backends.flashinfer.page_table import (
+    PageTable,
+    SharedPrefix,
+    appended,
+    page_table,
+    shared_prefix,
+)
+from octavo.backends.flashinfer.support import KV_DTYPES, unsupported
+from octavo.core.contracts.attention_backend import (
+    AttentionBackend,
+    AttentionBackendContext,
+    AttentionBatch,
+    AttentionLayer,
+    KVLayout,
+)
+from octavo.core.contracts.model import AttentionSpec
+from octavo.core.contracts.provider import Platform
+
+LAYOUT = "NHD"
+_GROUPS_WITHOUT_TENSOR_CORES = (1, 2)
+"""Query heads that share a KV head, where the decode kernel on plain cores reads as fast; fp8
+caches need tensor cores for every group."""
+
+
+@dataclass(slots=True)
+class _Staged:
+    """Int32 numbers that go to the device each step, at a fixed address."""
+
+    device: torch.Tensor
+    host: torch.Tensor
+
+    @classmethod
+    def make(cls, size: int, device: torch.device) -> _Staged:
+        host = torch.zeros(size, dtype=torch.int32)
+        if device.type == "cuda":
+            host = host.pin_memory()
+        return cls(torch.zeros(size, dtype=torch.int32, device=device), host)
+
+    def fill(self, values: NDArray[Any]) -> torch.Tensor:
+        """A view of the device's memory that holds them."""
+        size = values.size
+        if size > self.host.numel():  # a batch beyond the limits of the context
+            grown = _Staged.make(2 * size, self.device.device)
+            self.device, self.host = grown.device, grown.host
+        self.host.numpy()[:size] = values
+        return self.device[:size].copy_(self.host[:size], non_blocking=True)
+
+
+@dataclass(slots=True)
+class _Wrappers:
+    """Of the layers of one spec. decode and cascade: what this step's decode rows use."""
+
+    prefill: Any
+    plain: Any
+    cascaded: Any = None
+    graphs: dict[int, Any] = field(default_factory=dict)
+    decode: Any = None
+    cascade: Any = None
+
+
+@dataclass(slots=True)
+class _Step:
+    """tokens, decodes: T, b. batch_indices .. last_page_len: of all rows, on the device, for the KV
+    write. shared: rows that share a prefix; on the device, theirs and the other decode rows."""
+
+    tokens: int
+    decodes: int
+    batch_indices: torch.Tensor
+    positions: torch.Tensor
+    indptr: torch.Tensor
+    indices: torch.Tensor
+    last_page_len: torch.Tensor
+    shared: SharedPrefix | None = None
+    shared_rows: torch.Tensor | None = None
+    other_rows: torch.Tensor | None = None
+
+
+class FlashInferAttention(AttentionBackend):
+    """See the module."""
+
+    fuses_rope = False
+    graph_support = "decode"
+
+    def __init__(self, options: FlashInferOptions, context: AttentionBackendContext) -> None:
+        self._options, self._context = options, context
+        device = context.device
+        self._workspace = torch.zeros(options.workspace_bytes, dtype=torch.uint8, device=device)
+        blocks_each = self._blocks_each = -(-context.max_model_len // context.block_size)
+        rows, tokens = context.max_num_seqs, context.max_num_batched_tokens
+        self._indptr = _Staged.make(rows + 1, device)
+        self._indices = _Staged.make(rows * blocks_each, device)
+        self._last = _Staged.make(rows, device)
+        self._batch_indices = _Staged.make(tokens, device)
+        self._positions = _Staged.make(tokens, device)
+        self._rows = _Staged.make(rows, device)
+        self._prefix = _Staged.make(blocks_each, device)
+        self._suffixes = _Staged.make(rows * blocks_each, device)
+        self._rest = _Staged.make(rows * blocks_each, device)
+        self._wrappers = {spec: self._make(spec) for spec in context.specs}
+        self._step: _Step | None = None
+
+    def _make(self, spec: AttentionSpec) -> _Wrappers:
+        wrappers = _Wrappers(
+            prefill=flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, LAYOUT),
+            plain=flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+                self._workspace, LAYOUT, use_tensor_cores=self._tensor_cores(spec)
+            ),
+        )
+        for size in self._context.graph_batch_sizes:
+            wrappers.graphs[size] = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+                self._workspace,
+                LAYOUT,
+                use_cuda_graph=True,
+                use_tensor_cores=self._tensor_cores(spec),
+                paged_kv_indptr_buffer=self._zeros(size + 1),
+                paged_kv_indices_buffer=self._zeros(size * self._blocks_each),
+                paged_kv_last_page_len_buffer=self._zeros(size),
+            )
+        return wrappers
+
+    def _zeros(self, size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.int32, device=self._context.device)
+
+    def _tensor_cores(self, spec: AttentionSpec) -> bool:
+        group = spec.num_heads // spec.num_kv_heads
+        small = self._context.kv_dtype.itemsize == 1
+        return small or group not in _GROUPS_WITHOUT_TENSOR_CORES
+
+    @staticmethod
+    def supports(spec: AttentionSpec, platform: Platform) -> str | None:
+        return unsupported(spec, platform)
+
+    @staticmethod
+    def kv_layouts(spec: AttentionSpec) -> list[KVLayout]:
+        return [KVLayout(("kv", "block", "token", "head", "dim"), KV_DTYPES)]
+
+    # ---- once a batch ---------------------------------------------------------------------------
+
+    def plan(self, batch: AttentionBatch) -> None:
+        size, decodes = self._context.block_size, batch.num_decodes
+        table = page_table(batch.seq_lens_cpu, batch.block_table_cpu, size)
+        rows, positions = appended(batch.query_start_loc_cpu, batch.seq_lens_cpu)
+        step = self._step = _Step(
+            tokens=batch.num_tokens,
+            decodes=decodes,
+            batch_indices=self._batch_indices.fill(rows),
+            positions=self._positions.fill(positions),
+            indptr=self._indptr.fill(table.indptr),
+            indices=self._indices.fill(table.indices),
+            last_page_len=self._last.fill(table.last_page_len),
+        )
+        captured = decodes == batch.num_rows and decodes in self._context.graph_batch_sizes
+        if decodes:
+            if not captured:
+                step.shared = self._shared(batch)
+            self._plan_decodes(batch, table.rows(0, decodes), step, captured)
+        if decodes < batch.num_rows:
+            self._plan_prefills(batch, table, step)
+
+    def _shared(self, batch: AttentionBatch) -> SharedPrefix | None:
+        options, size = self._options, self._context.block_size
+        if not options.cascade or any(spec.window for spec in self._wrappers):
+            return None
+        rows = slice(0, batch.num_decodes)
+        return shared_prefix(
+            batch.seq_lens_cpu[rows],
+            batch.block_table_cpu[rows],
+            size,
+            min_rows=options.cascade_min_rows,
+            min_pages=-(-options.cascade_min_tokens // size),
+        )
+
+    def _plan_decodes(
+        self, batch: AttentionBatch, table: PageTable, step: _Step, captured: bool
+    ) -> None:
+        rows = batch.num_decodes
+        if step.shared is not None:
+            self._plan_cascade(batch, step.shared, step)
+            return
+        indices = step.indices[: len(table.indices)]
+        for spec, wrappers in self._wrappers.items():
+            wrappers.cascade = None
+            wrappers.decode = wrappers.graphs[rows] if captured else wrappers.plain
+            self._plan_decode(wrappers.decode, spec, table, indices)
+
+    def _plan_decode(
+        self, wrapper: Any, spec: AttentionSpec, table: PageTable, indices: torch.Tensor
+    ) -> None:
+        wrapper.plan(
+            torch.from_numpy(table.indptr),
+            indices,
+            torch.from_numpy(table.last_page_len),
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_size,
+            self._context.block_size,
+            pos_encoding_mode="NONE",
+            window_left=_window_left(spec),
+            logits_soft_cap=spec.soft_cap,
+            q_data_type=self._context.dtype,
+            kv_data_type=self._context.kv_dtype,
+            o_data_type=self._context.dtype,
+            sm_scale=spec.scale,
+            non_blocking=True,
+        )
+
+    def _plan_cascade(self, batch: AttentionBatch, shared: SharedPrefix, step: _Step) -> None:
+        size, rows, others = self._context.block_size, shared.rows, shared.others
+        skipped = np.full(len(rows), len(shared.pages), np.int32)
+        lengths, tables = batch.seq_lens_cpu[rows], batch.block_table_cpu[rows]
+        suffix = page_table(lengths, tables, size, skipped)
+        order = self._rows.fill(np.concatenate((rows, others)))
+        step.shared_rows, step.other_rows = order[: len(rows)], order[len(rows) :]
+        rest = page_table(batch.seq_lens_cpu[others], batch.block_table_cpu[others], size)
+        prefix, suffixes = self._prefix.fill(shared.pages), self._suffixes.fill(suffix.indices)
+        rest_indices = self._rest.fill(rest.indices)
+        every = torch.arange(len(rows) + 1, dtype=torch.int32)
+        for spec, wrappers in self._wrappers.items():
+            if wrappers.cascaded is None:
+                wrappers.cascaded = flashinfer.MultiLevelCascadeAttentionWrapper(
+                    2, self._workspace, LAYOUT
+                )
+            wrappers.cascade = wrappers.cascaded
+            wrappers.cascade.plan(
+                [torch.tensor([0, len(rows)], dtype=torch.int32), every],
+                [
+                    torch.tensor([0, len(shared.pages)], dtype=torch.int32),
+                    torch.from_numpy(suffix.indptr),
+                ],
+                [prefix, suffixes],
+                [
+                    torch.tensor([size], dtype=torch.int32),
+                    torch.from_numpy(suffix.last_page_len),
+                ],
+                spec.num_heads,
+                spec.num_kv_heads,
+                spec.head_size,
+                size,
+                causal=True,
+                pos_encoding_mode="NONE",
+                sm_scale=spec.scale,
+                window_left=-1,
+                logits_soft_cap=spec.soft_cap,
+                q_data_type=self._context.dtype,
+                kv_data_type=self._context.kv_dtype,
+            )
+            wrappers.decode = wrappers.plain if len(others) else None
+            if len(others):
+                self._plan_decode(wrappers.decode, spec, rest, rest_indices)
+
+    def _plan_prefills(self, batch: AttentionBatch, table: PageTable, step: _Step) -> None:
+        first = batch.num_decodes
+        mine = table.rows(first, batch.num_rows)
+        starts = batch.query_start_loc_cpu[first:] - batch.query_start_loc_cpu[first]
+        indices = step.indices[int(table.indptr[first]) :]
+        for spec, wrappers in self._wrappers.items():
+            wrappers.prefill.plan(
+                torch.from_numpy(starts.astype(np.int32)),
+                torch.from_numpy(mine.indptr),
+                indices,
+                torch.from_numpy(mine.last_page_len),
+                spec.num_heads,
+                spec.num_kv_heads,
+                spec.head_size,
+                self._context.block_size,
+                causal=True,
+                pos_encoding_mode="NONE",
+                sm_scale=spec.scale,
+                window_left=_window_left(spec),
+                logits_soft_cap=spec.soft_cap,
+                q_data_type=self._context.dtype,
+                kv_data_type=self._context.kv_dtype,
+                o_data_type=self._context.dtype,
+                non_blocking=True,
+            )
+
+    # ---- once a layer ---------------------------------------------------------------------------
+
+    def run(
+        self,
+        layer: AttentionLayer,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        step = self._step
+        assert step is not None, "attention ran before it was planned"
+        wrappers, cache = self._wrappers[layer.spec], (layer.k_cache, layer.v_cache)
+        kv_dtype = self._context.kv_dtype
+        if k.dtype != kv_dtype:
+            k, v = k.to(kv_dtype), v.to(kv_dtype)
+        flashinfer.append_paged_kv_cache(
+            k,
+            v,
+            step.batch_indices,
+            step.positions,
+            cache,
+            step.indices,
+            step.indptr,
+            step.last_page_len,
+            LAYOUT,
+        )
+        border, end = step.decodes, step.tokens
+        q = q.contiguous()
+        if border:
+            if wrappers.cascade is not None:
+                self._run_cascade(wrappers, step, q[:border], cache, out[:border])
+            else:
+                wrappers.decode.run(q[:border], cache, out=out[:border])
+        if border < end:
+            wrappers.prefill.run(q[border:end], cache, out=out[border:end])
+
+    @staticmethod
+    def _run_cascade(
+        wrappers: _Wrappers,
+        step: _Step,
+        q: torch.Tensor,
+        cache: tuple[torch.Tensor, torch.Tensor],
+        out: torch.Tensor,
+    ) -> None:
+        """Rows with the shared prefix together, the other decode rows as usual."""
+        shared, others = step.shared_rows, step.other_rows
+        assert shared is not None, "a cascade was planned"
+        if wrappers.decode is None:
+            out.copy_(wrappers.cascade.run(q, cache))
+            return
+        assert others is not None, "a cascade was planned"
+        out.index_copy_(0, shared.long(), wrappers.cascade.run(q.index_select(0, shared), cache))
+        out.index_copy_(0, others.long(), wrappers.decode.run(q.index_select(0, others), cache))
+
+
+def _window_left(spec: AttentionSpec) -> int:
+    """Tokens before its own that a query sees; -1: all."""
+    return -1 if spec.window is None else spec.window - 1
