@@ -18,9 +18,8 @@ from octavo.core.contracts.sampler import (
     Sampler,
     SamplerContext,
     SamplingBatch,
-    TokenLogprobs,
 )
-from octavo.core.sampling.rows import NARROW, Rows, logprobs, take_rows, ways
+from octavo.core.sampling.rows import NARROW, Rows, take_rows, ways
 from octavo.core.sampling.selection import min_p_floor
 
 
@@ -75,6 +74,3 @@ class FlashInferSampler(Sampler):
                 width = int(rest.top_k.max()) if rest.any_top_k else NARROW
                 chosen[open_rows] = rest.draw_of_top(min(self._vocab_size, width))
         return chosen
-
-    def logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, num: int) -> TokenLogprobs:
-        return logprobs(logits, token_ids, num)

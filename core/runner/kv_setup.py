@@ -80,6 +80,7 @@ def layouts_of(
 
 def make_pool(
     settings: RunnerSettings,
+    backends: Backends,
     kv_specs: Sequence[KVSpec],
     layouts: Sequence[KVLayout],
     *,
@@ -87,7 +88,7 @@ def make_pool(
     num_host_blocks: int = 0,
     poison: bool = False,
 ) -> KVPool:
-    """A pool in these layouts."""
+    """A pool in these layouts. backends: copy between blocks where they can."""
     return KVPool(
         kv_specs,
         layouts,

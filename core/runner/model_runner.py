@@ -176,6 +176,7 @@ class ModelRunner(Worker):
         self._drop_pool()
         self.pool = make_pool(
             self.settings,
+            self._backends,
             self._kv_specs,
             self._layouts,
             num_blocks=num_blocks,

@@ -141,8 +141,9 @@ def shared_layouts(
         for other in theirs:
             dtypes = tuple(name for name in mine.dtypes if name in other.dtypes)
             sizes = _common(mine.block_sizes, other.block_sizes)
-            if mine.dims == other.dims and dtypes and sizes is not None:
-                shared.append(KVLayout(mine.dims, dtypes, sizes))
+            same = (mine.dims, mine.extra) == (other.dims, other.extra)
+            if same and dtypes and sizes is not None:
+                shared.append(KVLayout(mine.dims, dtypes, sizes, mine.extra))
     if not shared:
         both = [
             f"{name} has {'; '.join('/'.join(layout.dims) for layout in layouts)}"

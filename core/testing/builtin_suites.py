@@ -105,10 +105,6 @@ class TestCpuAttention(AttentionBackendSuite):
     entry = known("attention_backend", "cpu")
 
 
-class TestFlexAttention(AttentionBackendSuite):
-    entry = known("attention_backend", "flex")
-
-
 class TestTorchSampler(SamplerSuite):
     entry = known("sampler", "torch")
 

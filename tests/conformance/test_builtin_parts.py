@@ -11,6 +11,7 @@ ELSEWHERE = {
     ("weight_source", "gguf"),  # tests/models: needs a file that only the demo model brings
     ("weight_source", "package"),
     ("weight_source", "hub"),
+    ("attention_backend", "flex"),  # tests/runner/test_flex_attention.py
     # tests/triton, tests/flashinfer, tests/gpu: need a GPU, Triton's interpreter or a double
     ("attention_backend", "triton"),
     ("attention_backend", "flashinfer"),

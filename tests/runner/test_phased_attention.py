@@ -92,7 +92,12 @@ def test_the_layout_is_the_decode_backends_first_that_prefill_has_too():
 
 @pytest.mark.parametrize(
     "other",
-    [KVLayout(HND), KVLayout(NHD, ("float32",), (64,)), KVLayout(NHD, ("float16",))],
+    [
+        KVLayout(HND),
+        KVLayout(NHD, ("float32",), (64,)),
+        KVLayout(NHD, ("float16",)),
+        KVLayout(NHD, extra=2),
+    ],
 )
 def test_nothing_in_common_is_refused(other):
     mine = Layouts(KVLayout(NHD, ("float32",), (16,)))

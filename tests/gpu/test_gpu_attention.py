@@ -1,0 +1,176 @@
+"""Every attention backend on a GPU against float64 on the host, by the cases of the reference."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from octavo.core.contracts import NoOptions, Platform
+from octavo.core.testing.device_attention import DeviceCase, attention_spec
+
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+TOLERANCE = {F32: 1e-3, F16: 4e-3, BF16: 3e-2}
+ROWS = [(700, 1), (0, 1), (5, 1), (130, 1), (17, 9), (0, 200), (300, 65)]
+
+
+def torch_backend(context):
+    from octavo.backends.attention.torch_attention import TorchAttention
+
+    return TorchAttention(NoOptions(), context)
+
+
+def triton_backend(context):
+    from octavo.backends.triton.attention import TritonAttention
+    from octavo.backends.triton.options import TritonAttentionOptions
+
+    return TritonAttention(TritonAttentionOptions(), context)
+
+
+def flex_backend(context):
+    from octavo.backends.attention.flex_attention import FlexAttention
+    from octavo.backends.attention.flex_options import FlexOptions
+
+    return FlexAttention(FlexOptions(), context)
+
+
+def flashinfer_backend(context, **options):
+    pytest.importorskip("flashinfer")
+    from octavo.backends.flashinfer.attention import FlashInferAttention
+    from octavo.backends.flashinfer.options import FlashInferOptions
+
+    return FlashInferAttention(FlashInferOptions(**options), context)
+
+
+def phased_backend(context):
+    from octavo.core.runner.phased_attention import PhasedAttention
+
+    return PhasedAttention(flashinfer_backend(context), triton_backend(context), context)
+
+
+BACKENDS = {
+    "torch": torch_backend,
+    "triton": triton_backend,
+    "flex": flex_backend,
+    "flashinfer": flashinfer_backend,
+    "flashinfer+triton": phased_backend,
+}
+
+
+def check(name, spec, rows=ROWS, *, dtype=BF16, **others):
+    make = BACKENDS[name]
+    reason = _unsupported(name, spec)
+    if reason:
+        pytest.skip(reason)
+    DeviceCase(make, spec, rows, dtype=dtype, device="cuda", **others).check(TOLERANCE[dtype])
+
+
+def _unsupported(name, spec):
+    from octavo.backends.flashinfer import support
+
+    if "flashinfer" in name:
+        return support.unsupported(spec, Platform("cuda", torch.cuda.get_device_capability()))
+    return None
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        attention_spec(8, 2, 64, rope_dim=64),
+        attention_spec(8, 8, 128, rope_dim=64, rope_interleaved=True),
+        attention_spec(32, 4, 128, window=100, rope_dim=128),
+        attention_spec(8, 4, 256, soft_cap=30.0, window=64),
+        attention_spec(6, 2, 80),
+        attention_spec(7, 1, 96),
+    ],
+    ids=["gqa64", "mha128", "window128", "softcap256", "gqa80", "mqa96"],
+)
+def test_attention(backend, dtype, spec):
+    check(backend, spec, dtype=dtype)
+
+
+@pytest.mark.parametrize("backend", ["triton", "torch", "flex"])
+def test_attention_in_float32(backend):
+    check(backend, attention_spec(8, 2, 64, rope_dim=64), dtype=F32)
+
+
+@pytest.mark.parametrize("backend", ["triton", "flashinfer", "torch"])
+@pytest.mark.parametrize("kv_dtype", [E4M3, E5M2])
+def test_attention_over_an_fp8_cache(backend, kv_dtype):
+    check(backend, attention_spec(8, 2, 128, rope_dim=128), kv_dtype=kv_dtype)
+
+
+@pytest.mark.parametrize("backend", ["triton", "flashinfer", "flex"])
+@pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128])
+def test_attention_in_blocks(backend, block_size):
+    if backend == "flex" and block_size == 8:
+        pytest.skip("flex takes blocks of 16 tokens at least")
+    check(backend, attention_spec(8, 2, 128), block_size=block_size)
+
+
+def test_attention_with_a_shared_prefix():
+    pytest.importorskip("flashinfer")
+    rows = [(100 + i, 1) for i in range(12)]
+    spec = attention_spec(8, 2, 128)
+
+    def make(context):
+        return flashinfer_backend(context, cascade_min_rows=4, cascade_min_tokens=32)
+
+    case = DeviceCase(make, spec, rows, dtype=BF16, device="cuda")
+    blocks = case.batch.block_table_cpu[0, :5].copy()
+    for row in range(2, 12):
+        case.batch.block_table_cpu[row, :5] = blocks
+        case.keys[row][:80], case.values[row][:80] = case.keys[0][:80], case.values[0][:80]
+    case.batch.block_table.copy_(torch.from_numpy(case.batch.block_table_cpu))
+    case.check(TOLERANCE[BF16])
+    assert case.backend._step.shared is not None
+
+
+def shorten(case, row, tokens):
+    """The sequence of a decode row ends earlier: its new token comes in the place of an old one."""
+    context, _ = case.rows[row]
+    case.rows[row] = (context - tokens, 1)
+    case.keys[row], case.values[row] = (x[row][:-tokens] for x in (case.keys, case.values))
+    case.batch.seq_lens_cpu[row] -= tokens
+    case.batch.seq_lens[row] -= tokens
+    position = context - tokens
+    case.batch.positions[row] = position
+    block = int(case.batch.block_table_cpu[row, position // case.block_size])
+    case.batch.slot_mapping[row] = block * case.block_size + position % case.block_size
+
+
+@pytest.mark.parametrize("backend", ["triton", "flashinfer"])
+def test_attention_of_decodes_in_a_captured_graph(backend):
+    """Captured once, replayed with other queries and shorter rows in the same buffers."""
+    rows = [(700, 1), (0, 1), (5, 1), (130, 1)]
+    spec = attention_spec(8, 2, 128, rope_dim=128 if backend == "triton" else 0)
+
+    def make(context):
+        return BACKENDS[backend](dataclasses.replace(context, graph_batch_sizes=(4,)))
+
+    case = DeviceCase(make, spec, rows, dtype=BF16, device="cuda")
+    out = torch.empty(4, 8, 128, dtype=BF16, device="cuda")
+
+    def run():
+        case.backend.run(case.layer, case.q, case.k, case.v, out)
+
+    case.backend.plan(case.batch)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    case.q.normal_()
+    shorten(case, row=0, tokens=300)
+    case.backend.plan(case.batch)
+    out.zero_()
+    graph.replay()
+    expected = case.expected()
+    torch.testing.assert_close(out.double().cpu(), expected, atol=3e-2, rtol=3e-2)

@@ -1,0 +1,167 @@
+"""The Triton kernels and samplers on a GPU against torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from octavo.core import random
+from octavo.core.contracts import NoOptions
+from octavo.core.contracts.sampler import SamplerContext
+from octavo.core.messages import AdmittedRow
+from octavo.core.runner.sampling_state import SamplingState
+from octavo.core.sampling_params import SamplingParams
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [100, 2048, 8192])
+def test_rms_norm(dtype, size):
+    from octavo.backends.triton.norm import rms_norm
+
+    x, weight = torch.randn(2, 33, size, device="cuda").to(dtype)[0], None
+    weight = torch.randn(size, device="cuda").to(dtype)
+    residual = torch.randn(33, size, device="cuda").to(dtype)
+    total = residual + x
+    got = rms_norm(x, weight, 1e-5, residual=residual)
+    wanted = functional.rms_norm(total.float(), (size,), weight.float(), 1e-5).to(dtype)
+    assert torch.equal(residual, total)
+    torch.testing.assert_close(got, wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gate(dtype):
+    from octavo.backends.triton.activation import gate
+
+    x = torch.randn(17, 2 * 1500, device="cuda").to(dtype)
+    first, second = x.float().chunk(2, dim=1)
+    wanted = (functional.silu(first).to(dtype) * second.to(dtype)).to(dtype)
+    torch.testing.assert_close(gate(x), wanted, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("code", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_quantized_rows(dtype, code):
+    from octavo.backends.triton.quantize import quantize_rows
+
+    x = torch.randn(9, 3000, device="cuda").to(dtype)
+    codes, scales = quantize_rows(x, code)
+    largest = 127.0 if code == torch.int8 else torch.finfo(code).max
+    assert torch.equal(scales, x.float().abs().amax(1) / largest)
+    scaled = (x.float() / scales[:, None]).clamp(-largest, largest)
+    wanted = scaled.round() if code == torch.int8 else scaled
+    assert torch.equal(codes.float(), wanted.to(code).float())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float8_e4m3fn])
+@pytest.mark.parametrize("way", ["device", "to host", "from host"])
+def test_copied_blocks(dtype, way):
+    from octavo.backends.triton.block_copy import BlockCopier
+
+    def pools(device):
+        made = [torch.randn(9, 16, 2, 64).to(dtype) for _ in range(4)]
+        return [p.pin_memory() if device == "cpu" else p.to(device) for p in made]
+
+    source = pools("cpu" if way == "from host" else "cuda")
+    target = pools("cpu" if way == "to host" else "cuda")
+    wanted = [pool.cpu().float().clone() for pool in target]
+    for pool, origin in zip(wanted, source, strict=True):
+        pool[8], pool[2, :3] = origin.cpu().float()[1], origin.cpu().float()[4, :3]
+    columns = (np.array(values, np.int32) for values in ([1, 4], [8, 2], [16, 3]))
+    BlockCopier(torch.device("cuda")).copy_between(source, target, *columns)
+    torch.cuda.synchronize()
+    for got, expected in zip(target, wanted, strict=True):
+        assert torch.equal(got.cpu().float(), expected)
+
+
+def test_the_draw_has_the_noise_of_the_contract():
+    from octavo.backends.triton.sampling import GumbelDraw
+
+    vocab_size, rows = 50_000, 16
+    logits = torch.randn(rows, vocab_size, device="cuda") * 2
+    seeds = torch.randint(-(2**62), 2**62, (rows,), device="cuda")
+    position, index = torch.arange(rows, device="cuda") * 37, torch.zeros_like(seeds)
+    draw = GumbelDraw(rows, vocab_size, logits.device)
+    got, valid = draw(logits, torch.full((rows,), 0.8, device="cuda"), seeds, position, index)
+    noise = random.gumbel(
+        seeds.cpu().numpy()[:, None],
+        position.cpu().numpy()[:, None],
+        index.cpu().numpy()[:, None],
+        np.arange(vocab_size),
+    )
+    scaled = (logits / 0.8).cpu().numpy()
+    assert valid.all()
+    assert got.tolist() == (scaled + noise).argmax(axis=1).tolist()
+
+
+def batch(params, vocab_size):
+    state = SamplingState(len(params), vocab_size, torch.device("cuda"))
+    for slot, values in enumerate(params):
+        state.attach(
+            AdmittedRow(
+                slot=slot,
+                handle=slot,
+                token_ids=np.zeros(1, np.int32),
+                num_prompt=1,
+                num_computed=0,
+                blocks=np.zeros((1, 1), np.int32),
+                sampling=SamplingParams(**values),
+                seed=slot + 5,
+            )
+        )
+    rows = np.arange(len(params), dtype=np.intp)
+    return state.batch(rows, rows.astype(np.int64) * 11)
+
+
+PARAMS = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_k": 20},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 1.2, "top_k": 500, "top_p": 0.95, "min_p": 0.01},
+    {"temperature": 0.6, "min_p": 0.1},
+] * 4
+
+
+@pytest.mark.parametrize("name", ["triton", "flashinfer"])
+@pytest.mark.parametrize("kind", ["plain", "ties"])
+def test_samplers_give_the_reference_tokens(name, kind):
+    from octavo.backends.triton.sampler import TritonSampler
+    from octavo.plugins.samplers.torch_sampler import TorchSampler
+
+    vocab_size = 128_256
+    context = SamplerContext(vocab_size, len(PARAMS), torch.device("cuda"))
+    if name == "flashinfer":
+        pytest.importorskip("flashinfer")
+        from octavo.backends.flashinfer.sampler import FlashInferSampler as Other
+    else:
+        Other = TritonSampler
+    logits = torch.randn(len(PARAMS), vocab_size, device="cuda") * 3
+    if kind == "ties":
+        logits = logits.bfloat16().float()
+    got = Other(NoOptions(), context).sample(logits.clone(), batch(PARAMS, vocab_size))
+    reference = TorchSampler(NoOptions(), context)
+    wanted = reference.sample(logits.clone(), batch(PARAMS, vocab_size))
+    assert got.valid.all()
+    assert got.token_ids.tolist() == wanted.token_ids.tolist()
+
+
+def test_penalties():
+    from octavo.backends.triton.penalties import apply_penalties
+
+    logits = torch.randn(2, 50_000, device="cuda")
+    state = torch.randint(0, 6, (2, 50_000), dtype=torch.int32, device="cuda")
+    column = torch.tensor([1.3, 1.0], device="cuda")
+    rows = torch.tensor([1, -1], dtype=torch.int32, device="cuda")
+    expected = logits.clone()
+    known, count = state[1] != 0, (state[1] >> 1).float()
+    value = torch.where(logits[0] > 0, logits[0] / 1.3, logits[0] * 1.3)
+    value = torch.where(known, value, logits[0]) - 0.2 * count - 0.5 * (count > 0)
+    expected[0] = value
+    half = torch.full_like(column, 0.5)
+    apply_penalties(logits, rows, state, column, torch.full_like(column, 0.2), half)
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
