@@ -48,7 +48,7 @@ class TritonDecoder(GraphRunner):
     ) -> torch.Tensor:
         spec, bound = self._spec, self._context.attention_layers()
         norms = [*(layer.attention_norm for layer in spec.layers[1:]), spec.norm]
-        residual = functional.embedding(token_ids, spec.embedding)
+        residual = self._embedded(token_ids)
         hidden = rms_norm(residual, spec.layers[0].attention_norm, spec.norm_eps)
         for layer, after, (backend, cache) in zip(spec.layers, norms, bound, strict=True):
             attended = self._attention(layer, hidden, positions, backend, cache)
@@ -56,6 +56,14 @@ class TritonDecoder(GraphRunner):
             inner = gate(layer.gate_up(hidden), self._activation)
             hidden = rms_norm(layer.down(inner), after, spec.norm_eps, residual=residual)
         return hidden
+
+    def _embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """[T, E], in memory that residual sums may be written to."""
+        embedding = self._spec.embedding
+        if isinstance(embedding, torch.Tensor):
+            return functional.embedding(token_ids, embedding)
+        rows: torch.Tensor = embedding.rows(token_ids)
+        return rows
 
     def _attention(
         self,
