@@ -104,6 +104,7 @@ KINDS: dict[str, Kind] = _kinds(
         attention_backend.AttentionBackend,
         attention_backend.AttentionBackendContext,
         "attention.backend",
+        "1.1",
     ),
     Kind(
         "sampler",
@@ -112,6 +113,7 @@ KINDS: dict[str, Kind] = _kinds(
         sampler.Sampler,
         sampler.SamplerContext,
         "sampler.backend",
+        "1.1",
     ),
     Kind(
         "graph_runner",

@@ -43,6 +43,7 @@ def changed(frozen: dict[str, Any], version: str, **members: str) -> dict[str, A
         ("1", {"sample": "(self, logits), abstract"}, "2.0"),
         ("1.1", {"sample": "(self, logits), abstract"}, "2.0"),
         ("2", {"sample": "(self, logits), abstract"}, None),
+        ("1", {"sample": "(self, logits, batch)"}, "1.1"),
         ("1", {"flush": "(self)"}, "1.1"),
         ("1.1", {"flush": "(self)"}, None),
         ("1.1", {"flush": "(self), abstract"}, "2.0"),
