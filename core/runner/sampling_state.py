@@ -20,6 +20,9 @@ __all__ = ["NO_LOGPROBS", "ProcessorSet", "SamplingState"]
 NO_LOGPROBS = -1
 """In `num_logprobs`: not even the logprob of the chosen token is wanted."""
 
+TINY = float(np.finfo(np.float32).tiny)
+"""Least number that float32 holds in full."""
+
 _STAGING_BUFFERS = 2
 
 
@@ -79,12 +82,13 @@ class SamplingState:
 
     def attach(self, row: AdmittedRow) -> None:
         """A sequence got a slot. Temperatures below `GREEDY_EPSILON` become 0, top_k 0 and counts
-        of at least V become V (off)."""
+        of at least V become V (off). A top_p that float32 would round to 0 still keeps one
+        token."""
         self.release(row.slot)
         slot, params = row.slot, row.sampling
         self._temperature[slot] = 0.0 if params.greedy else params.temperature
         self._top_k[slot] = min(params.top_k or self.vocab_size, self.vocab_size)
-        self._top_p[slot] = params.top_p
+        self._top_p[slot] = max(params.top_p, TINY)
         self._min_p[slot] = params.min_p
         self._seed[slot] = np.uint64(row.seed % 2**64).astype(np.int64)
         self._index[slot] = row.index

@@ -52,7 +52,8 @@ class PenaltiesProcessor(DeviceLogitsProcessor):
         self._tokens[row] = int(known[0]) if len(known) else 0
         self._tokens[row, : len(known)] = torch.from_numpy(known).to(self._device)
         self._length[slot] = len(known)
-        self._repetition[slot] = params.repetition_penalty
+        # Not 0, which smaller numbers are in float32: a logit of 0 would become NaN.
+        self._repetition[slot] = max(params.repetition_penalty, np.finfo(np.float32).tiny)
         self._frequency[slot] = params.frequency_penalty
         self._presence[slot] = params.presence_penalty
         if counted:

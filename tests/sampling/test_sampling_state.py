@@ -81,6 +81,14 @@ def test_tiny_temperatures_are_greedy(state: SamplingState, temperature: float) 
     assert batch_of(state, 0).all_greedy
 
 
+@pytest.mark.parametrize("top_p", [1e-30, 1e-45, 1e-79, 5e-324])
+def test_a_tiny_top_p_keeps_one_token(state: SamplingState, top_p: float) -> None:
+    state.attach(admitted(0, top_p=top_p))
+    batch = batch_of(state, 0)
+    assert 0 < batch.top_p[0] < 1e-29
+    assert batch.any_top_p
+
+
 @pytest.mark.parametrize("top_k", [0, -1, V, V + 1, 10**9])
 def test_top_k_that_is_off(state: SamplingState, top_k: int) -> None:
     state.attach(admitted(0, top_k=top_k))

@@ -244,6 +244,24 @@ def test_a_tiny_temperature_is_greedy(post, temperature):
     assert all(-100 < value <= 0 for value in tiny["logprobs"]["token_logprobs"])
 
 
+@pytest.mark.parametrize("top_p", [1e-30, 1e-45, 1e-79, 5e-324])
+def test_a_tiny_top_p_keeps_the_best_token(real_server, post, top_p):
+    body = {"prompt": "ab", "max_tokens": 15, **FULL}
+    greedy = post(**body, temperature=0)["choices"][0]["token_ids"]
+    for more in ({}, {"top_k": 5}, {"min_p": 1e-79}, {"temperature": 100}):
+        assert post(**body, top_p=top_p, **more)["choices"][0]["token_ids"] == greedy
+    real_server.check_control()
+
+
+@pytest.mark.parametrize("penalty", [1e-30, 1e-45, 1e-79, 5e-324])
+def test_a_tiny_penalty_is_a_number(real_server, post, penalty):
+    body = {"prompt": "ab", "max_tokens": 15, "repetition_penalty": penalty, **FULL}
+    for temperature in (0, 1):
+        answer = post(**body, temperature=temperature, seed=1)["choices"][0]
+        assert len(answer["token_ids"]) == 15
+    real_server.check_control()
+
+
 def test_top_k_0_and_minus_1_are_off(post):
     body = {"prompt": "ab", "seed": 9, "temperature": 2, "max_tokens": 30, **FULL}
     off = [post(**body, **more)["choices"][0] for more in ({}, {"top_k": 0}, {"top_k": -1})]
