@@ -53,7 +53,7 @@ class PenaltiesProcessor(DeviceLogitsProcessor):
         self._tokens[row, : len(known)] = torch.from_numpy(known).to(self._device)
         self._length[slot] = len(known)
         # Not 0, which smaller numbers are in float32: a logit of 0 would become NaN.
-        self._repetition[slot] = max(params.repetition_penalty, np.finfo(np.float32).tiny)
+        self._repetition[slot] = max(params.repetition_penalty, float(np.finfo(np.float32).tiny))
         self._frequency[slot] = params.frequency_penalty
         self._presence[slot] = params.presence_penalty
         if counted:
