@@ -139,6 +139,7 @@ ONLY: dict[str, dict[str, list[Any]]] = {
         "previous_response_id": ["resp_1"],
     },
 }
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens")
 SERVED = {operation.path for operation in OPERATIONS}
 PATHS = [path for path in BASE if path in SERVED]
 
@@ -179,8 +180,8 @@ def check(answer: httpx.Response, status: int = 400, param: str | None = None) -
 @pytest.mark.parametrize(("path", "name", "value"), list(cases()))
 def test_values(real_server, path, name, value):
     body = BASE[path] | {name: filled(value, real_server.vocab)}
-    limits = ("max_completion_tokens", "max_output_tokens", "min_tokens", "max_tokens")
-    param = None if name in limits else name
+    # What is too much together with the prompt is told of either.
+    param = None if name in LIMITS else name
     check(real_server.client.post(path, json=body), param=param)
     real_server.check_control()
 
