@@ -90,7 +90,7 @@ class XGrammarEngine(GrammarEngine):
             strict_mode=strict,
             max_whitespace_cnt=None if fixed else self._options.max_whitespace,
         )
-        return ebnf.bounded_numbers(str(grammar))
+        return ebnf.tightened(str(grammar))
 
     def load(self, data: bytes) -> Grammar:
         import xgrammar
