@@ -128,7 +128,7 @@ class Handler(Generic[B]):
         except ClientDisconnect:
             raise
         except Exception as error:
-            raise from_exception(error, body.renamed) from error
+            raise from_exception(error, body.names) from error
         finally:
             place.leave()
 
@@ -155,7 +155,7 @@ class Handler(Generic[B]):
         except BaseException:
             await events.aclose()
             raise
-        return EventStream(first, guarded(events, writer, job.body.renamed), headers)
+        return EventStream(first, guarded(events, writer, job.body.names), headers)
 
 
 async def collect(state: ServerState, job: Job, writer: Writer) -> Response:

@@ -16,7 +16,7 @@ from octavo.core.engine.observers import Observers
 from octavo.core.engine.overview import Recent, block_map, live_sequences
 from octavo.core.engine.timelines import Timelines
 from octavo.core.engine.timing import StepTiming
-from octavo.core.errors import OctavoError, PluginFault, RequestError
+from octavo.core.errors import OctavoError, PluginFault
 from octavo.core.grammar.desk import Grammars
 from octavo.core.grammar.processor import GrammarProcessor
 from octavo.core.messages import EngineOutputs, EngineRequest, StepPlan, StepResult
@@ -98,7 +98,7 @@ class EngineCore:
         """End these sequences; those that have ended already are ignored. reason: what they end
         by, `abort`, or `stop` where the front end found a stop string."""
         for handle in self.grammars.abort(handles):
-            self.scheduler.refuse(handle, "abort")
+            self.scheduler.refuse(handle, reason)
         self.scheduler.abort(handles, reason)
 
     def has_work(self) -> bool:
@@ -144,15 +144,11 @@ class EngineCore:
     def _take_compiled(self) -> None:
         """Queue the requests whose grammar has come; wait a little where there is nothing else."""
         busy = self._submitted or self.scheduler.has_work()
-        for request, error in self.grammars.take(0.0 if busy else GRAMMAR_WAIT_S):
-            if error is None:
-                try:
-                    self._queue(request)
-                    continue
-                except RequestError as refusal:
-                    error = str(refusal)
-            self.grammars.forget(request.handle)
-            self.scheduler.refuse(request.handle, "error", error)
+        for request, refusal in self.grammars.take(0.0 if busy else GRAMMAR_WAIT_S):
+            if refusal is None:
+                self._queue(request)
+            else:
+                self.scheduler.refuse(request.handle, "error", refusal)
 
     def _submit(self) -> bool:
         started = time.perf_counter()

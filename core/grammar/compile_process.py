@@ -61,6 +61,7 @@ class CompileProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self.ended = True
 
     def _receive(self) -> None:
         with contextlib.suppress(EOFError, OSError):
@@ -68,7 +69,6 @@ class CompileProcess:
                 self._on_answer(wire.from_compiler.decode(self._connection.recv_bytes()))
         self.close()
         self._connection.close()
-        self.ended = True
         self._on_end(f"ended with status {self._process.returncode}")
 
 

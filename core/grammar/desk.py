@@ -27,7 +27,7 @@ REMEMBERED_S = 60.0
 
 MAX_REMEMBERED = 256
 
-Arrived = tuple[EngineRequest, str | None]
+Arrived = tuple[EngineRequest, RequestError | None]
 """A request that waits no longer, and why it cannot run."""
 
 
@@ -88,7 +88,7 @@ class Grammars:
             self._use(self._kept[spec], request.handle)
             self._arrived.append((request, None))
         elif (refusal := self._remembered(spec)) is not None:
-            self._arrived.append((request, refusal))
+            self._arrived.append((request, RequestError(refusal, param=PARAM)))
         else:
             self._waiting[spec] = [request]
             self._compiler.submit(spec)
@@ -107,8 +107,8 @@ class Grammars:
                 pass
         arrived, self._arrived = list(self._arrived), deque()
         self.pending -= len(arrived)
-        for request, error in arrived:
-            if error is not None:
+        for request, refusal in arrived:
+            if refusal is not None:
                 self._users.pop(request.handle, None)
         return arrived
 
@@ -171,7 +171,8 @@ class Grammars:
                 self._refused[result.spec] = (self._clock() + REMEMBERED_S, message)
             while len(self._refused) > MAX_REMEMBERED:
                 self._refused.popitem(last=False)
-            self._arrived.extend((request, message) for request in waiting)
+            refusal = RequestError(message, param=PARAM)
+            self._arrived.extend((request, refusal) for request in waiting)
             return
         kept = self._kept[result.spec] = _Kept(result.grammar, result.size)
         self._unused_bytes += kept.size

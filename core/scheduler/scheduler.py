@@ -142,9 +142,12 @@ class Scheduler:
                 self.finish(sequence, Finish(handle=handle, reason=reason, error=error))
         self._let_leave()
 
-    def refuse(self, handle: int, reason: str, error: str | None = None) -> None:
+    def refuse(self, handle: int, reason: str, error: RequestError | None = None) -> None:
         """End a request that was never queued; its `Finish` comes as that of `abort` does."""
-        self._finished.append(Finish(handle=handle, reason=reason, error=error))
+        finish = Finish(handle=handle, reason=reason)
+        if error is not None:
+            finish.error, finish.param, finish.code = error.message, error.param, error.code
+        self._finished.append(finish)
 
     @property
     def num_preemptions(self) -> int:

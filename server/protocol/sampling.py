@@ -182,6 +182,13 @@ class SamplingRequest(Request):
         return value
 
     @property
+    def names(self) -> Mapping[str, str]:
+        """Sampling parameters that the client knows under another name, for messages."""
+        if self.response_format is None:
+            return self.renamed
+        return {**self.renamed, "structured_outputs": "response_format"}
+
+    @property
     def include_usage(self) -> bool:
         return self.stream and self.stream_options is not None and self.stream_options.include_usage
 
