@@ -68,6 +68,14 @@ _SINGLE = (
     "additionalItems",
     "propertyNames",
 )
+_DESCRIBING = (
+    "properties",
+    "patternProperties",
+    "propertyNames",
+    "additionalProperties",
+    "unevaluatedProperties",
+    *_CHOOSING,
+)
 _TYPES = {"object", "array", "string", "number", "integer", "boolean", "null"}
 _UNSAFE_ESCAPES = '\\"ntrfv0xuc'
 
@@ -140,8 +148,6 @@ class _Walker:
             raise _error(
                 place, f"'{word}' together with '{beside[0]}' is not supported: merge them"
             )
-        if "type" in out and word not in ("enum", "const"):
-            self._push_down(out, word, place)
         if word == "allOf" and (not isinstance(out[word], list) or len(out[word]) != 1):
             raise _error(place, "'allOf' of several schemas is not supported: merge them")
         if word == "$ref":
@@ -153,13 +159,17 @@ class _Walker:
                     place,
                     f"'$ref' must point into the schema (#/...), got {reference!r:.80}",
                 )
+        if "type" in out and word not in ("enum", "const"):
+            self._push_down(out, word, place)
 
     def _push_down(self, out: dict[str, Any], word: str, place: str) -> None:
         """A type beside alternatives that all say the same type says nothing more."""
         parts = out[word] if isinstance(out[word], list) else [self._target(out[word], place)]
-        types = {part.get("type") if isinstance(part, Mapping) else None for part in parts}
-        if types != {out["type"]}:
-            if any(kind is not None for kind in types) or word == "$ref":
+        if not all(isinstance(part, Mapping) for part in parts):
+            raise _error(place, f"'{word}' together with 'type' must be of objects")
+        types = [part.get("type") for part in parts]
+        if any(kind != out["type"] for kind in types):
+            if word == "$ref" or any(kind is not None for kind in types):
                 raise _error(place, f"'{word}' together with 'type' is not supported: merge them")
             out[word] = [{**part, "type": out["type"]} for part in parts]
         del out["type"]
@@ -194,7 +204,7 @@ class _Walker:
             return
         kinds = given if isinstance(given, list) else [given]
         for kind in kinds:
-            if kind not in _TYPES:
+            if not isinstance(kind, str) or kind not in _TYPES:
                 raise _error(place, f"'type' must be one of {', '.join(sorted(_TYPES))}")
         if not kinds:
             raise _error(place, "'type' must not be empty")
@@ -206,6 +216,8 @@ class _Walker:
             raise _error(place, "'required' must be an array of strings")
         properties = dict(_mapping(out.get("properties", {}), f"{place}/properties"))
         missing = [name for name in required if name not in properties]
+        if out.get("type") == "object" and not any(word in out for word in _DESCRIBING):
+            out["additionalProperties"] = True  # nothing is said of its properties
         if not missing:
             return
         rest = out.get("additionalProperties", out.get("unevaluatedProperties", True))

@@ -93,6 +93,7 @@ SCHEMAS = {
     "anything": {},
     "true": True,
     "object": {"type": "object", "additionalProperties": True},
+    "free part": {"type": "object", "properties": {"a": {"type": "object"}}, "required": ["a"]},
     "lengths": {"type": "string", "minLength": 3, "maxLength": 6},
     "least": {"type": "string", "minLength": 3},
     "pattern": {"type": "string", "pattern": r"^[A-Z]{2}-\d+( [^a]*)?$"},
@@ -174,6 +175,7 @@ def test_random_outputs_validate(engine, name):
         ("from zero", ["0", "7", "123456789012345678"]),
         ("unanchored", ['"aab"']),
         ("map", ['{"x": 1, "y": 2}']),
+        ("free part", ['{"a": {}}', '{"a": {"x": [1, {"y": 2}]}}']),
     ],
 )
 def test_usual_json_is_accepted(engine, name, texts):
@@ -206,6 +208,10 @@ def test_usual_json_is_accepted(engine, name, texts):
         ({"minimum": 1, "minLength": 1}, "'type' is missing"),
         ({"type": "foo"}, "'type' must be one of"),
         ({"type": []}, "'type' must not be empty"),
+        ({"type": {"a": 1}}, "'type' must be one of"),
+        ({"type": [["a"]]}, "'type' must be one of"),
+        ({"type": "object", "anyOf": [3]}, "must be of objects"),
+        ({"anyOf": 3}, "'anyOf' must be a non-empty array"),
         ({"enum": []}, "non-empty array"),
         ({"type": "integer", "enum": ["a"]}, "no value of 'enum'"),
         ({"type": "object", "required": ["a"], "additionalProperties": False}, "'a' is required"),
