@@ -5,6 +5,7 @@ Compiled grammars travel as xgrammar's own JSON text, which holds no vocabulary.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -57,7 +58,7 @@ class XGrammarEngine(GrammarEngine):
         return data.encode()
 
     def _compiled(self, spec: StructuredOutputsParams) -> Any:
-        compiler = self._compiler
+        compiler, fixed = self._compiler, spec.disable_any_whitespace
         match spec.kind:
             case "json":
                 assert spec.json is not None, "the kind says so"
@@ -65,9 +66,8 @@ class XGrammarEngine(GrammarEngine):
                     self._json_grammar(spec, prepared_schema(spec.json))
                 )
             case "json_object":
-                return compiler.compile_grammar(
-                    self._json_grammar(spec, {"type": "object"}, strict=False)
-                )
+                anything = self._json_grammar({"type": "object"}, fixed, strict=False)
+                return compiler.compile_grammar(anything)
             case "regex":
                 return compiler.compile_regex(spec.regex)
             case "choice":
@@ -76,14 +76,31 @@ class XGrammarEngine(GrammarEngine):
             case "grammar":
                 return compiler.compile_grammar(spec.grammar)
             case _:
-                return compiler.compile_structural_tag(spec.structural_tag)
+                assert spec.structural_tag is not None, "the kind says so"
+                tag = self._tag(json.loads(spec.structural_tag), fixed)
+                return compiler.compile_structural_tag(tag)
 
-    def _json_grammar(
-        self, spec: StructuredOutputsParams, schema: Any, *, strict: bool = True
-    ) -> str:
+    def _tag(self, value: Any, fixed: bool) -> Any:
+        """A part of a structural tag, in which JSON schemas are as bounded, and unsupported ones as
+        refused, as a schema by itself."""
+        if isinstance(value, list):
+            return [self._tag(item, fixed) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if "json_schema" not in value:
+            return {name: self._tag(item, fixed) for name, item in value.items()}
+        schema = prepared_schema(json.dumps(value["json_schema"]))
+        if set(value) == {"type", "json_schema"} and value["type"] == "json_schema":
+            return {"type": "grammar", "grammar": self._json_grammar(schema, fixed)}
+        bounded = {**value, "json_schema": schema}
+        if value.get("type") == "json_schema":
+            bounded.setdefault("max_whitespace_cnt", self._options.max_whitespace)
+        return bounded
+
+    def _json_grammar(self, schema: Any, fixed: bool, *, strict: bool = True) -> str:
+        """fixed: one line, with the separators of `json.dumps`."""
         import xgrammar
 
-        fixed = spec.disable_any_whitespace
         grammar = xgrammar.Grammar.from_json_schema(
             schema,
             any_whitespace=not fixed,

@@ -185,6 +185,13 @@ def test_an_object_that_no_other_process_can_import(folder):
             llm.generate("x", bound(), use_tqdm=False)
 
 
+def test_what_compiles_may_start_with_the_engine(folder):
+    for preload in (False, True):
+        config = settings(structured_outputs={"preload": preload})
+        with LLM(folder, config=config, plugins=[RegexGrammarEngine]) as llm:
+            assert (llm.engine.grammars._compiler._thread is not None) is preload
+
+
 def test_equal_specifications_in_all_spellings():
     spec = StructuredOutputsParams(choice=("a", "b"))
     for given in (spec, {"choice": ["a", "b"]}, {"choice": ("a", "b"), "regex": None}):

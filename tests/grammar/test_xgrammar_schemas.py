@@ -252,6 +252,28 @@ def test_bad_grammars_are_refused(engine, spec, words):
     assert len(str(caught.value)) < 1200
 
 
+@pytest.mark.parametrize("liked", [" ", "\n", "\t ", "0123456789"])
+@pytest.mark.parametrize("name", ["person", "anything", "over zero", "from three", "date-time"])
+def test_a_model_that_repeats_itself_comes_to_an_end(engine, name, liked):
+    """Whitespace or digits wherever they are allowed, and no more than a few in a row."""
+    matcher, out = grammar(engine, json=SCHEMAS[name]).matcher([END]), bytearray()
+    wanted = set(liked.encode())
+    in_string = False
+    while (choices := allowed(matcher)) != [END]:
+        liked_ones = [] if in_string else [c for c in choices if c in wanted]
+        closing = [c for c in choices if c in b'}]",:'] or choices
+        token = (liked_ones or closing)[0]
+        if token == END:
+            break
+        assert matcher.accept(token)
+        in_string ^= token == ord('"')
+        out.append(token)
+        assert len(out) < 600, bytes(out)
+    assert matcher.complete
+    assert re.search(rb"[ \n\t\r]{9}|[0-9]{20}", out) is None
+    json.loads(out)
+
+
 def test_json_on_one_line(engine):
     made = grammar(engine, json=SCHEMAS["person"], disable_any_whitespace=True)
     assert accepts(made, '{"name": "a", "age": 1}')
@@ -303,6 +325,10 @@ def test_structural_tags_for_tool_calls(engine):
     assert accepts(made, f"{one}\n{one}")
     assert not accepts(made, "Hello")
     assert not accepts(made, one.replace('"f"', '"g"'))
+    assert not accepts(made, one.replace("{}", " " * 30 + "{}"))
+    with pytest.raises(RequestError, match="uniqueItems"):
+        inner = {"type": "json_schema", "json_schema": {"type": "array", "uniqueItems": True}}
+        grammar(engine, structural_tag={"type": "structural_tag", "format": inner})
 
 
 def test_the_schema_itself_is_not_changed():
