@@ -62,9 +62,8 @@ class XGrammarEngine(GrammarEngine):
         match spec.kind:
             case "json":
                 assert spec.json is not None, "the kind says so"
-                return compiler.compile_grammar(
-                    self._json_grammar(spec, prepared_schema(spec.json))
-                )
+                schema = prepared_schema(spec.json)
+                return compiler.compile_grammar(self._json_grammar(schema, fixed))
             case "json_object":
                 anything = self._json_grammar({"type": "object"}, fixed, strict=False)
                 return compiler.compile_grammar(anything)

@@ -326,8 +326,8 @@ def test_structural_tags_for_tool_calls(engine):
     assert not accepts(made, "Hello")
     assert not accepts(made, one.replace('"f"', '"g"'))
     assert not accepts(made, one.replace("{}", " " * 30 + "{}"))
+    inner = {"type": "json_schema", "json_schema": {"type": "array", "uniqueItems": True}}
     with pytest.raises(RequestError, match="uniqueItems"):
-        inner = {"type": "json_schema", "json_schema": {"type": "array", "uniqueItems": True}}
         grammar(engine, structural_tag={"type": "structural_tag", "format": inner})
 
 
