@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -14,22 +15,19 @@ from multiprocessing.connection import Connection
 
 from octavo.core.grammar import wire
 
+logger = logging.getLogger(__name__)
+
 Answer = wire.Compiled | wire.Refused | wire.Broken
 
 _MAIN = "octavo.core.grammar.compile_main"
 
 
 class CompileProcess:
-    """Started when it is made; ends with `close`, or with this process. on_answer: called with
-    every answer, from a thread of its own. on_end: called from there, once, when the process has
-    ended, with the reason."""
+    """Started when it is made, and told by a first `send` what to start; ends with `close`, or with
+    this process. on_answer: called with every answer, from a thread of its own. on_end: called from
+    there, once, when the process has ended, with the reason."""
 
-    def __init__(
-        self,
-        start: wire.Start,
-        on_answer: Callable[[Answer], None],
-        on_end: Callable[[str], None],
-    ) -> None:
+    def __init__(self, on_answer: Callable[[Answer], None], on_end: Callable[[str], None]) -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             self._process = subprocess.Popen(
@@ -45,28 +43,33 @@ class CompileProcess:
         self._lock = threading.Lock()
         self.ended = False
         threading.Thread(target=self._receive, name="octavo-grammars", daemon=True).start()
-        self.send(start)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def send(self, message: wire.Start | wire.Job) -> None:
-        """Hand over a message; should the process have ended, `on_end` says so."""
+        """Hand over a message; may wait until the process reads it. Should the process have ended,
+        `on_end` says so."""
         with self._lock, contextlib.suppress(OSError):
             self._connection.send_bytes(wire.encode(message))
 
     def close(self) -> None:
         """End the process and what it forked. More than one call is harmless."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self.ended = True
+        if not self.ended:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self.ended = True
 
     def _receive(self) -> None:
-        with contextlib.suppress(EOFError, OSError):
+        try:
             while True:
                 self._on_answer(wire.from_compiler.decode(self._connection.recv_bytes()))
+        except (EOFError, OSError):
+            pass
+        except Exception:
+            logger.exception("what came from the process that compiles grammars is wrong")
         self.close()
         self._connection.close()
         self._on_end(f"ended with status {self._process.returncode}")

@@ -136,8 +136,10 @@ class GrammarCompiler:
             self._answered(tools.engine, answer)
 
         with self._lock:
-            if not self._closed:
-                self._process = CompileProcess(start, answered, self._ended)
+            if self._closed:
+                return
+            process = self._process = CompileProcess(answered, self._ended)
+        process.send(start)
 
     # ---- on the thread that reads the process's answers ------------------------------------------
 
