@@ -102,9 +102,11 @@ class HostLogitsProcessor(LogitsProcessor):
     """Gives masks from the host."""
 
     @abstractmethod
-    def mask(self, slots: NDArray[np.intp], bitmask: NDArray[np.int32]) -> None:
+    def mask(self, slots: NDArray[np.intp], bitmask: NDArray[np.int32]) -> Sequence[Ending] | None:
         """Clear the bits of forbidden tokens in int32[n, ceil(V / 32)], row i for slots[i]. Rows
-        arrive with all bits set, or as an earlier processor left them."""
+        arrive with all bits set, or as an earlier processor left them. Called while the forward
+        pass of these rows may be running. Sequences that it returns end here: what the step samples
+        for them is dropped."""
 
 
 class Spec:

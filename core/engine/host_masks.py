@@ -60,8 +60,11 @@ class HostMasks:
             )
             if mine.size:
                 part, theirs = bitmask[mine], slots[rows[mine]]
-                if self._guard(processor, theirs, processor.mask, theirs, part)[1]:
+                endings, ok = self._guard(processor, theirs, processor.mask, theirs, part)
+                if ok:
                     bitmask[mine] = part
+                for ending in endings or ():
+                    self._finish(ending)
         return LogitMasks(rows=rows.astype(np.int32), bitmask=bitmask)
 
     def accept(self, outputs: EngineOutputs) -> None:

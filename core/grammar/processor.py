@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -16,18 +17,20 @@ from octavo.core.contracts.logits_processor import (
 from octavo.core.errors import RequestError
 from octavo.core.structured_outputs import PARAM
 
+logger = logging.getLogger(__name__)
+
 _STUCK = f"{PARAM}: the grammar allows no token after the output so far"
 
 
 class _Row:
-    """One slot's matcher, and the mask of its next token, int32[ceil(V / 32)]."""
+    """One slot's matcher. open: no end token was accepted yet."""
 
-    __slots__ = ("ends", "mask", "matcher", "min_tokens", "num_tokens")
+    __slots__ = ("ends", "matcher", "min_tokens", "num_tokens", "open")
 
     def __init__(self, matcher: GrammarMatcher, ends: frozenset[int], min_tokens: int) -> None:
         self.matcher, self.ends, self.min_tokens = matcher, ends, min_tokens
         self.num_tokens = 0
-        self.mask: NDArray[np.int32] | None = None
+        self.open = True
 
 
 class GrammarProcessor(HostLogitsProcessor):
@@ -40,7 +43,7 @@ class GrammarProcessor(HostLogitsProcessor):
 
     def __init__(self, grammar_of: Callable[[int], Grammar], vocab_size: int) -> None:
         self._grammar_of, self._vocab_size = grammar_of, vocab_size
-        self._words = -(-vocab_size // 32)
+        self._scratch = np.empty(-(-vocab_size // 32), np.int32)
         self._rows: dict[int, _Row] = {}
 
     def attach(self, request: AttachedRequest) -> bool:
@@ -52,63 +55,78 @@ class GrammarProcessor(HostLogitsProcessor):
         matcher = self._grammar_of(request.handle).matcher(known)
         row = _Row(matcher, frozenset(known), params.min_tokens)
         for token in request.output.tolist():
-            if not matcher.accept(token):
-                raise RequestError(_outside(token))
-        row.num_tokens = len(request.output)
-        ending = self._look_ahead(row)
-        if ending is not None:
-            raise RequestError(ending.error or f"{PARAM}: the grammar allows an empty output only")
+            if not self._take(row, token):
+                raise RequestError(_outside(token), param=PARAM)
         self._rows[request.slot] = row
         return True
 
-    def mask(self, slots: NDArray[np.intp], bitmask: NDArray[np.int32]) -> None:
-        for row, slot in enumerate(slots.tolist()):
-            mask = self._rows[slot].mask
-            if mask is not None:  # None after an end token
-                bitmask[row] &= mask
+    def mask(self, slots: NDArray[np.intp], bitmask: NDArray[np.int32]) -> list[Ending]:
+        endings = []
+        for index, slot in enumerate(slots.tolist()):
+            row = self._rows[slot]
+            if not row.open:
+                continue  # it goes on after an end token: the engine's business
+            try:
+                row.matcher.fill(self._scratch)
+                ending = self._ending(slot, row)
+            except Exception as error:
+                ending = _failed(slot, error)
+            if ending is None:
+                bitmask[index] &= self._scratch
+            else:
+                endings.append(ending)
+        return endings
 
-    def accept(self, slots: NDArray[np.intp], token_ids: NDArray[np.int32]) -> list[Ending] | None:
+    def accept(self, slots: NDArray[np.intp], token_ids: NDArray[np.int32]) -> list[Ending]:
         endings = []
         for slot, token in zip(slots.tolist(), token_ids.tolist(), strict=True):
-            row = self._rows[slot]
-            if not row.matcher.accept(token):
-                endings.append(Ending(slot, _outside(token)))
-                continue
-            row.num_tokens += 1
-            if token in row.ends:
-                row.mask = None
-                continue
-            ending = self._look_ahead(row)
-            if ending is not None:
-                endings.append(Ending(slot, ending.error))
+            try:
+                if not self._take(self._rows[slot], token):
+                    endings.append(Ending(slot, _outside(token)))
+            except Exception as error:
+                endings.append(_failed(slot, error))
         return endings
 
     def rollback(self, slot: int, num_tokens: int) -> None:
         row = self._rows[slot]
         row.matcher.rollback(num_tokens)
         row.num_tokens -= num_tokens
-        self._look_ahead(row)
+        row.open = row.open or num_tokens > 0
 
     def detach(self, slot: int) -> None:
         del self._rows[slot]
 
-    def _look_ahead(self, row: _Row) -> Ending | None:
-        """Make the mask of the next token; an ending when there can be none."""
-        mask = row.mask = np.empty(self._words, np.int32)
-        row.matcher.fill(mask)
+    @staticmethod
+    def _take(row: _Row, token: int) -> bool:
+        if not row.matcher.accept(token):
+            return False
+        row.num_tokens += 1
+        row.open = token not in row.ends
+        return True
+
+    def _ending(self, slot: int, row: _Row) -> Ending | None:
+        """How the sequence ends when its mask, in the scratch buffer, leaves nothing to sample."""
+        mask = self._scratch
         if not mask.any():
-            return Ending(-1, None if row.matcher.complete else _STUCK)
-        if row.num_tokens < row.min_tokens and row.matcher.complete and _only(mask, row.ends):
-            return Ending(-1)
+            return Ending(slot, None if row.matcher.complete else _STUCK)
+        early = row.num_tokens < row.min_tokens
+        if early and row.matcher.complete and _only(mask, row.ends):
+            return Ending(slot)
         return None
 
 
 def _only(mask: NDArray[np.int32], tokens: frozenset[int]) -> bool:
     """Whether a mask allows nothing but these tokens."""
-    rest = mask.copy().view(np.uint32)
+    rest = mask.view(np.uint32).copy()
     for token in tokens:
         rest[token // 32] &= ~np.uint32(1 << (token % 32))
     return not rest.any()
+
+
+def _failed(slot: int, error: Exception) -> Ending:
+    """A matcher that raises fails its own sequence."""
+    logger.error("a grammar's matcher failed", exc_info=error)
+    return Ending(slot, f"{PARAM}: the grammar's matcher failed: {type(error).__name__}: {error}")
 
 
 def _outside(token: int) -> str:

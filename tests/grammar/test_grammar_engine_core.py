@@ -215,6 +215,27 @@ def test_an_engine_that_fails_is_not_taken_for_a_bad_grammar(make_desk, gated, m
     assert Collector(core).run().reasons[2] == "stop"
 
 
+@pytest.mark.parametrize("method", ["fill", "accept"])
+def test_a_matcher_that_breaks_fails_its_sequence_only(make_desk, method, monkeypatch):
+    from octavo.core.testing import regex_grammar
+
+    original = getattr(regex_grammar._Matcher, method)
+
+    def broken(self, argument):
+        if self._grammar.pattern.pattern == "no":
+            raise KeyError("inside")
+        return original(self, argument)
+
+    monkeypatch.setattr(regex_grammar._Matcher, method, broken)
+    core = make_fake_engine(grammars=make_desk())
+    for handle, regex in enumerate(("no", "abc1", "yes"), 1):
+        core.add(constrained(handle, [handle, 2], regex=regex))
+    collector = Collector(core).run()
+    assert collector.reasons == {1: "error", 2: "stop", 3: "stop"}
+    assert "matcher failed: KeyError: 'inside'" in collector.errors[1]
+    assert_clean(core)
+
+
 def test_unconstrained_requests_never_reach_the_matcher(make_desk):
     core = make_fake_engine(grammars=make_desk())
     core.add(request(1, [1, 3], 20, ignore_eos=True))
