@@ -25,7 +25,7 @@ def tightened(grammar: str) -> str:
     digits of formats. A model that has begun to repeat a digit would otherwise repeat it for ever.
     And strings of a given length hold no bare control characters, which JSON forbids.
     """
-    rules = [line.partition(" ::= ")[::2] for line in grammar.splitlines() if line]
+    rules = [line.partition(" ::= ")[::2] for line in grammar.split("\n") if line]
     digits = {name for name, body in rules if body == _DIGIT}
 
     def bounded(found: re.Match[str]) -> str:

@@ -132,30 +132,35 @@ class XGrammarEngine(GrammarEngine):
 
 class _Grammar(Grammar):
     def __init__(self, compiled: Any, vocabulary: GrammarVocabulary) -> None:
-        self._compiled, self._vocab_size = compiled, len(vocabulary.tokens)
+        self._compiled, self._vocabulary = compiled, vocabulary
 
     def matcher(self, end_token_ids: Sequence[int]) -> GrammarMatcher:
         import xgrammar
 
-        ends = list(end_token_ids) or [self._vocab_size]
+        vocab_size = len(self._vocabulary.tokens)
+        ends = list(end_token_ids) or [vocab_size]
         matcher = xgrammar.GrammarMatcher(self._compiled, override_stop_tokens=ends)
-        return _Matcher(matcher, self._vocab_size)
+        # xgrammar lets its own end tokens through where others take their place.
+        never = frozenset(self._vocabulary.end_token_ids) - frozenset(ends)
+        return _Matcher(matcher, vocab_size, never)
 
 
 class _Matcher(GrammarMatcher):
-    def __init__(self, matcher: Any, vocab_size: int) -> None:
-        self._matcher, self._vocab_size = matcher, vocab_size
+    def __init__(self, matcher: Any, vocab_size: int, never: frozenset[int]) -> None:
+        self._matcher, self._vocab_size, self._never = matcher, vocab_size, never
         self._mask = np.empty((1, -(-(vocab_size + 1) // 32)), np.int32)
 
     def accept(self, token_id: int) -> bool:
-        return token_id < self._vocab_size and bool(self._matcher.accept_token(token_id))
+        if token_id >= self._vocab_size or token_id in self._never:
+            return False
+        return bool(self._matcher.accept_token(token_id))
 
     def rollback(self, num_tokens: int) -> None:
         if num_tokens:
             self._matcher.rollback(num_tokens)
 
     def fork(self) -> GrammarMatcher:
-        return _Matcher(self._matcher.fork(), self._vocab_size)
+        return _Matcher(self._matcher.fork(), self._vocab_size, self._never)
 
     def fill(self, bitmask: NDArray[np.int32]) -> None:
         self._matcher.fill_next_token_bitmask(self._mask)
@@ -164,6 +169,8 @@ class _Matcher(GrammarMatcher):
         beyond = self._vocab_size % 32
         if beyond:  # what lies behind the vocabulary, the stand-in for an end token among it
             bitmask[-1] &= (1 << beyond) - 1
+        for token in self._never:
+            bitmask.view(np.uint32)[token // 32] &= ~np.uint32(1 << (token % 32))
 
     @property
     def complete(self) -> bool:
