@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -18,6 +19,9 @@ from octavo.core.errors import RequestError
 from octavo.core.structured_outputs import PARAM
 
 logger = logging.getLogger(__name__)
+
+MAX_TOKEN_S = 0.25
+"""Seconds of CPU that following a grammar may take for one token of one sequence."""
 
 _STUCK = f"{PARAM}: the grammar allows no token after the output so far"
 
@@ -38,11 +42,16 @@ class GrammarProcessor(HostLogitsProcessor):
 
     End and stop tokens are allowed where the output may end, and nowhere else. An output that can
     only end does so where no end token can be sampled: where there is none, and while `min_tokens`
-    forbids them.
+    forbids them. clock: CPU seconds of this thread.
     """
 
-    def __init__(self, grammar_of: Callable[[int], Grammar], vocab_size: int) -> None:
-        self._grammar_of, self._vocab_size = grammar_of, vocab_size
+    def __init__(
+        self,
+        grammar_of: Callable[[int], Grammar],
+        vocab_size: int,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._grammar_of, self._vocab_size, self._clock = grammar_of, vocab_size, clock
         self._scratch = np.empty(-(-vocab_size // 32), np.int32)
         self._rows: dict[int, _Row] = {}
 
@@ -66,9 +75,10 @@ class GrammarProcessor(HostLogitsProcessor):
             row = self._rows[slot]
             if not row.open:
                 continue  # it goes on after an end token: the engine's business
+            began = self._clock()
             try:
                 row.matcher.fill(self._scratch)
-                ending = self._ending(slot, row)
+                ending = self._ending(slot, row) or self._too_slow(slot, began)
             except Exception as error:
                 ending = _failed(slot, error)
             if ending is None:
@@ -80,11 +90,14 @@ class GrammarProcessor(HostLogitsProcessor):
     def accept(self, slots: NDArray[np.intp], token_ids: NDArray[np.int32]) -> list[Ending]:
         endings = []
         for slot, token in zip(slots.tolist(), token_ids.tolist(), strict=True):
+            began = self._clock()
             try:
-                if not self._take(self._rows[slot], token):
-                    endings.append(Ending(slot, _outside(token)))
+                kept = self._take(self._rows[slot], token)
+                ending = self._too_slow(slot, began) if kept else Ending(slot, _outside(token))
             except Exception as error:
-                endings.append(_failed(slot, error))
+                ending = _failed(slot, error)
+            if ending is not None:
+                endings.append(ending)
         return endings
 
     def rollback(self, slot: int, num_tokens: int) -> None:
@@ -103,6 +116,17 @@ class GrammarProcessor(HostLogitsProcessor):
         row.num_tokens += 1
         row.open = token not in row.ends
         return True
+
+    def _too_slow(self, slot: int, began: float) -> Ending | None:
+        """A very ambiguous grammar takes longer with every token, and everybody waits for it."""
+        spent = self._clock() - began
+        if spent <= MAX_TOKEN_S:
+            return None
+        return Ending(
+            slot,
+            f"{PARAM}: the grammar is too ambiguous: following it took {spent:.2f} s for one "
+            f"token, at most {MAX_TOKEN_S:g} s are allowed",
+        )
 
     def _ending(self, slot: int, row: _Row) -> Ending | None:
         """How the sequence ends when its mask, in the scratch buffer, leaves nothing to sample."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from octavo.core.errors import RequestError
 from octavo.core.structured_outputs import PARAM
+from octavo.plugins.grammar_engines.patterns import mark
 
 MAX_MULTIPLES = 1024
 """Most values that `multipleOf` may stand for."""
@@ -80,13 +81,14 @@ _TYPES = {"object", "array", "string", "number", "integer", "boolean", "null"}
 _UNSAFE_ESCAPES = '\\"ntrfv0xuc'
 
 
-def prepared_schema(text: str) -> Any:
-    """The schema that xgrammar gets, as a mapping. Raises `RequestError` for what is not
-    supported, with the place in the schema."""
+def prepared_schema(text: str) -> tuple[Any, list[str]]:
+    """The schema that xgrammar gets, as a mapping with marks in the place of patterns, and the
+    patterns. Raises `RequestError` for what is not supported, with the place in the schema."""
     schema = json.loads(text)
     if schema is False:
         raise _error("#", "the schema false allows nothing")
-    return {} if schema is True else _Walker(schema).schema(schema, "#")
+    walker = _Walker(schema)
+    return {} if schema is True else walker.schema(schema, "#"), walker.patterns
 
 
 def _error(place: str, message: str) -> RequestError:
@@ -98,6 +100,7 @@ class _Walker:
 
     def __init__(self, root: Any) -> None:
         self._root = root
+        self.patterns: list[str] = []
 
     def schema(self, schema: Any, place: str) -> Any:
         if isinstance(schema, bool):
@@ -111,7 +114,7 @@ class _Walker:
         self._check_choosing(out, place)
         self._tuple_items(out, place)
         self._infer_type(out, place)
-        _check_strings(out, place)
+        self._strings(out, place)
         _check_arrays(out, place)
         _multiples(out, place)
         _enumerated(out, place)
@@ -123,8 +126,11 @@ class _Walker:
                     name: self.schema(item, f"{place}/{word}/{name}")
                     for name, item in members.items()
                 }
-        for name in out.get("patternProperties", ()):
-            _check_pattern(name, f"{place}/patternProperties")
+        if "patternProperties" in out:
+            out["patternProperties"] = {
+                self._marked(name, f"{place}/patternProperties"): item
+                for name, item in out["patternProperties"].items()
+            }
         for word in _LISTS:
             if word in out:
                 if not isinstance(out[word], list) or not out[word]:
@@ -209,6 +215,22 @@ class _Walker:
         if not kinds:
             raise _error(place, "'type' must not be empty")
 
+    def _strings(self, out: dict[str, Any], place: str) -> None:
+        lengths = [word for word in ("minLength", "maxLength") if word in out]
+        for word in ("pattern", "format"):
+            if word in out and lengths:
+                raise _error(place, f"'{word}' together with '{lengths[0]}' is not supported")
+        if "pattern" in out and "format" in out:
+            raise _error(place, "'pattern' together with 'format' is not supported")
+        if "pattern" in out:
+            out["pattern"] = self._marked(out["pattern"], place)
+
+    def _marked(self, pattern: Any, place: str) -> str:
+        """What stands for a pattern."""
+        _check_pattern(pattern, place)
+        self.patterns.append(pattern)
+        return mark(len(self.patterns) - 1)
+
     def _required(self, out: dict[str, Any], place: str) -> None:
         """A required property that is not described is one of the additional ones."""
         required = out.get("required", [])
@@ -236,17 +258,6 @@ def _check_arrays(out: dict[str, Any], place: str) -> None:
     if out.get("uniqueItems") not in (None, False):
         raise _error(place, "'uniqueItems' is not supported")
     out.pop("uniqueItems", None)
-
-
-def _check_strings(out: dict[str, Any], place: str) -> None:
-    lengths = [word for word in ("minLength", "maxLength") if word in out]
-    for word in ("pattern", "format"):
-        if word in out and lengths:
-            raise _error(place, f"'{word}' together with '{lengths[0]}' is not supported")
-    if "pattern" in out and "format" in out:
-        raise _error(place, "'pattern' together with 'format' is not supported")
-    if "pattern" in out:
-        _check_pattern(out["pattern"], place)
 
 
 def _check_pattern(pattern: Any, place: str) -> None:

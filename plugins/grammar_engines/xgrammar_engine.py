@@ -62,11 +62,9 @@ class XGrammarEngine(GrammarEngine):
         match spec.kind:
             case "json":
                 assert spec.json is not None, "the kind says so"
-                schema = prepared_schema(spec.json)
-                return compiler.compile_grammar(self._json_grammar(schema, fixed))
+                return compiler.compile_grammar(self._json_grammar(spec.json, fixed))
             case "json_object":
-                anything = self._json_grammar({"type": "object"}, fixed, strict=False)
-                return compiler.compile_grammar(anything)
+                return compiler.compile_grammar(self._json_grammar('{"type": "object"}', fixed))
             case "regex":
                 return compiler.compile_regex(spec.regex)
             case "choice":
@@ -88,25 +86,31 @@ class XGrammarEngine(GrammarEngine):
             return value
         if "json_schema" not in value:
             return {name: self._tag(item, fixed) for name, item in value.items()}
-        schema = prepared_schema(json.dumps(value["json_schema"]))
+        text = json.dumps(value["json_schema"])
         if set(value) == {"type", "json_schema"} and value["type"] == "json_schema":
-            return {"type": "grammar", "grammar": self._json_grammar(schema, fixed)}
+            return {"type": "grammar", "grammar": self._json_grammar(text, fixed)}
+        schema, patterns = prepared_schema(text)
+        if patterns:
+            raise RequestError(f"{PARAM}: patterns are not supported in {value.get('type')!r:.40}")
         bounded = {**value, "json_schema": schema}
         if value.get("type") == "json_schema":
             bounded.setdefault("max_whitespace_cnt", self._options.max_whitespace)
         return bounded
 
-    def _json_grammar(self, schema: Any, fixed: bool, *, strict: bool = True) -> str:
+    def _json_grammar(self, text: str, fixed: bool) -> str:
         """fixed: one line, with the separators of `json.dumps`."""
         import xgrammar
 
+        def convert(pattern: str) -> str:
+            return str(xgrammar.Grammar.from_regex(pattern))
+
+        schema, patterns = prepared_schema(text)
         grammar = xgrammar.Grammar.from_json_schema(
             schema,
             any_whitespace=not fixed,
-            strict_mode=strict,
             max_whitespace_cnt=None if fixed else self._options.max_whitespace,
         )
-        return ebnf.tightened(str(grammar))
+        return ebnf.tightened(str(grammar), patterns, convert)
 
     def load(self, data: bytes) -> Grammar:
         import xgrammar

@@ -236,6 +236,29 @@ def test_a_matcher_that_breaks_fails_its_sequence_only(make_desk, method, monkey
     assert_clean(core)
 
 
+@pytest.mark.parametrize("method", ["fill", "accept"])
+def test_a_grammar_that_holds_up_the_step_loop_ends_its_request(make_desk, method, monkeypatch):
+    from octavo.core.testing import regex_grammar
+
+    now = [0.0]
+    original = getattr(regex_grammar._Matcher, method)
+
+    def slow(self, argument):
+        now[0] += 1.0 if self._grammar.pattern.pattern == "no" else 0.1
+        return original(self, argument)
+
+    monkeypatch.setattr(regex_grammar._Matcher, method, slow)
+    core = make_fake_engine(grammars=make_desk())
+    (masker,) = core._masks._processors
+    monkeypatch.setattr(masker, "_clock", lambda: now[0])
+    for handle, regex in enumerate(("no", "abc1"), 1):
+        core.add(constrained(handle, [handle, 2], regex=regex))
+    collector = Collector(core).run()
+    assert collector.reasons == {1: "error", 2: "stop"}
+    assert "too ambiguous: following it took 1.00 s" in collector.errors[1]
+    assert_clean(core)
+
+
 def test_unconstrained_requests_never_reach_the_matcher(make_desk):
     core = make_fake_engine(grammars=make_desk())
     core.add(request(1, [1, 3], 20, ignore_eos=True))

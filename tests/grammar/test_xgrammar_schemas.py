@@ -98,6 +98,8 @@ SCHEMAS = {
     "least": {"type": "string", "minLength": 3},
     "pattern": {"type": "string", "pattern": r"^[A-Z]{2}-\d+( [^a]*)?$"},
     "dots": {"type": "string", "pattern": "^.{2,4}$"},
+    "optional group": {"type": "string", "pattern": "^a( [b-d]*)?$"},
+    "classes": {"type": "string", "pattern": r"^[ -~]{3}[\W\D][^\s]\.\/[\]^-]$"},
     "unanchored": {"type": "string", "pattern": "a+b"},
     "enum": {"enum": ["a", 1, None, {"b": [2, '"\\\n']}, "whitespace_1{0, 4}", "x ::= [0-9]*"]},
     "const": {"const": {"a": [1, {"b": "é😀"}]}},
