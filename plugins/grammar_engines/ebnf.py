@@ -77,5 +77,4 @@ def _escaped(character: str) -> str:
         return "\\" + character
     if character.isprintable():
         return character
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 0x80 else f"\\U{code:08x}"
+    return f"\\U{ord(character):08x}"  # shorter escapes swallow digits that follow

@@ -95,10 +95,8 @@ def _without(
 
 
 def _point(code: int) -> str:
-    """A code point as it may stand in a class."""
-    if code < 0x80:
-        return chr(code) if chr(code).isalnum() else f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+    """A code point as it may stand in a class; xgrammar's shorter escapes swallow what follows."""
+    return chr(code) if code < 0x80 and chr(code).isalnum() else f"\\U{code:08x}"
 
 
 def _ranges(inside: str) -> list[tuple[int, int]]:

@@ -296,7 +296,7 @@ def test_any_object(engine):
 
 
 def test_choices_are_taken_literally(engine):
-    texts = ["yes", "no", 'a"b\\c', "é😀", "\n\t", "[0-9]*", "x\x7f", "no more"]
+    texts = ["yes", "no", 'a"b\\c', "é😀", "\n\t", "[0-9]*", "x\x7f", "\x01ab\x7f0", "no more"]
     made = grammar(engine, choice=texts)
     assert [text for text in texts if not accepts(made, text)] == []
     assert not any(accepts(made, text) for text in ("maybe", "n", "7", ""))
