@@ -77,4 +77,4 @@ def _escaped(character: str) -> str:
         return "\\" + character
     if character.isprintable():
         return character
-    return f"\\U{ord(character):08x}"  # shorter escapes swallow digits that follow
+    return f'\\U{ord(character):08x}" "'  # an escape may swallow digits that follow it

@@ -21,6 +21,7 @@ _MARK = re.compile(r'Regex\("OctavoPattern(\d+)x", json_string=true\)')
 _ROOT = re.compile(r"(?<!\w)root(\w*)")
 _ITEM = re.compile(r"\\x([0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\(.)|(.)", re.S)
 _CONTROL = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "b": "\b", "a": "\a", "0": "\0"}
+_DIGITS = (0x30, 0x39)
 _FORBIDDEN = ((0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0xD800, 0xDFFF))
 
 
@@ -76,7 +77,9 @@ def safe_class(text: str) -> str:
             f"{PARAM}: json: a pattern's class allows only characters that JSON escapes",
             param=PARAM,
         )
-    return "[" + "".join(_point(a) + f"-{_point(b)}" * (b > a) for a, b in sorted(ranges)) + "]"
+    if ranges == [_DIGITS]:
+        return "[0-9]"
+    return "[" + "".join(f"\\U{a:08x}" + f"-\\U{b:08x}" * (b > a) for a, b in ranges) + "]"
 
 
 def _without(
@@ -92,11 +95,6 @@ def _without(
             if part[0] <= part[1]
         ]
     return left
-
-
-def _point(code: int) -> str:
-    """A code point as it may stand in a class; xgrammar's shorter escapes swallow what follows."""
-    return chr(code) if code < 0x80 and chr(code).isalnum() else f"\\U{code:08x}"
 
 
 def _ranges(inside: str) -> list[tuple[int, int]]:
