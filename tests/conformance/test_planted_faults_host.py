@@ -679,6 +679,20 @@ class LosesWhatIsHeld(ThinksOneWay):
             return Split(content=super().feed(text).content)
 
 
+@planted(MarkedReasoningSuite, "test_cutting_changes_nothing")
+class ThinksAgain(ThinksOneWay):
+    class stream(reasoning_parser.ExampleStream):  # noqa: N801
+        def feed(self, text):
+            return Split(text) if self._answering else super().feed(text)
+
+
+@planted(MarkedReasoningSuite, "test_nothing_is_made_up_or_lost")
+class EndsWithAPoint(ThinksOneWay):
+    class stream(reasoning_parser.ExampleStream):  # noqa: N801
+        def finish(self):
+            return Split(content=super().finish().reasoning + "...")
+
+
 @planted(MarkedReasoningSuite, "test_reasoning_is_told_apart")
 class AllIsContent(ThinksOneWay):
     class stream(reasoning_parser.ExampleStream):
