@@ -681,14 +681,14 @@ class LosesWhatIsHeld(ThinksOneWay):
 
 @planted(MarkedReasoningSuite, "test_cutting_changes_nothing")
 class ThinksAgain(ThinksOneWay):
-    class stream(reasoning_parser.ExampleStream):  # noqa: N801
+    class stream(reasoning_parser.ExampleStream):
         def feed(self, text):
             return Split(text) if self._answering else super().feed(text)
 
 
 @planted(MarkedReasoningSuite, "test_nothing_is_made_up_or_lost")
 class EndsWithAPoint(ThinksOneWay):
-    class stream(reasoning_parser.ExampleStream):  # noqa: N801
+    class stream(reasoning_parser.ExampleStream):
         def finish(self):
             return Split(content=super().finish().reasoning + "...")
 
