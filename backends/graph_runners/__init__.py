@@ -21,6 +21,13 @@ PROVIDERS: list[Provider[Any]] = [
         summary="A plain decoder with norms, residual sums and gates fused, in Triton kernels.",
     ),
     Provider(
+        name="compile",
+        factory="octavo.backends.graph_runners.compiled:CompileRunner",
+        options="octavo.backends.graph_runners.options:CompileOptions",
+        rank=-1,
+        summary="torch.compile of one decoder layer, which serves all layers and batch sizes.",
+    ),
+    Provider(
         name="native",
         factory="octavo.backends.cpu.decoder:NativeDecoder",
         requires=(Requirement(devices=("cpu",)),),

@@ -20,13 +20,26 @@ ForwardFn = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 """`(token_ids int64[T], positions int64[T]) -> hidden [T, E]`."""
 
 
+DummyFn = Callable[[int, int], tuple["torch.Tensor", "torch.Tensor"]]
+"""`(rows, tokens each) -> (token_ids int64[T], positions int64[T])`."""
+
+
+def _no_batch(rows: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and positions for a forward pass that plans no attention."""
+    import torch
+
+    return torch.zeros(rows * tokens, dtype=torch.int64), torch.arange(tokens).repeat(rows)
+
+
 @dataclass(frozen=True)
 class GraphRunnerContext:
     """forward: the model's eager forward pass, reading attention metadata that the core has
     planned. model: its module, for runners that compile parts of it. graph_support: of the chosen
     attention backend. attention_backends: one a KV group. attention_layers(): every layer's
     backend, which has planned the batch when `GraphRunner.forward` runs, and its place in the KV
-    pool, in layer order; the same object until the pool is allocated anew."""
+    pool, in layer order; the same object until the pool is allocated anew. dummy(rows, tokens):
+    plan a batch of rows with so many tokens each that reads and writes nothing but the null block;
+    its token ids and positions, for `forward` in a warm-up."""
 
     forward: ForwardFn
     model: torch.nn.Module
@@ -36,6 +49,7 @@ class GraphRunnerContext:
     max_num_batched_tokens: int
     attention_layers: Callable[[], Sequence[tuple[AttentionBackend, AttentionLayer]]] = tuple
     attention_backends: Sequence[AttentionBackend] = ()
+    dummy: DummyFn = _no_batch
 
 
 class GraphRunner(ABC):

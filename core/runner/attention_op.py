@@ -1,8 +1,9 @@
 """Attention as a model's module calls it: rope, then the backend, for the batch of this step.
 
 Eager code calls Python directly. Under torch.compile the call is the opaque operator
-`octavo::attention`, which takes tensors and numbers only; an integer handle leads from it to the
-layer through one table.
+`octavo::attention`, which takes tensors and numbers only; a handle leads from it to the layer
+through one table. The handle is a tensor on the CPU, because compiled code is made anew for each
+value of a number, and one piece of code shall serve all layers.
 Legend: T tokens, H query heads, K KV heads, D head size, Dv value head size, L longest sequence.
 """
 
@@ -76,7 +77,7 @@ class AttentionOp:
         entry = _Layer(layer, spec, cos_sin, rope, next(_handles))
         self.layers[layer] = entry
         _table[entry.handle] = (self, entry)
-        handle, width = entry.handle, spec.num_heads * spec.value_head_size
+        handle, width = torch.tensor(entry.handle), spec.num_heads * spec.value_head_size
 
         def attention(
             q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor
@@ -162,7 +163,7 @@ class AttentionOp:
 
 _library = torch.library.Library("octavo", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(  # type: ignore[no-untyped-call]
-    "attention(Tensor q, Tensor k, Tensor v, Tensor positions, int layer, int width) -> Tensor"
+    "attention(Tensor q, Tensor k, Tensor v, Tensor positions, Tensor layer, int width) -> Tensor"
 )
 
 
@@ -171,10 +172,10 @@ def _attention(  # noqa: PLR0917 (called by position)
     k: torch.Tensor,
     v: torch.Tensor,
     positions: torch.Tensor,
-    layer: int,
+    layer: torch.Tensor,
     width: int,
 ) -> torch.Tensor:
-    op, entry = _table[layer]
+    op, entry = _table[int(layer)]
     return op._run(entry, q, k, v, positions)
 
 
@@ -183,7 +184,7 @@ def _attention_fake(  # noqa: PLR0917 (called by position)
     k: torch.Tensor,
     v: torch.Tensor,
     positions: torch.Tensor,
-    layer: int,
+    layer: torch.Tensor,
     width: int,
 ) -> torch.Tensor:
     return q.new_empty(q.shape[0], width)

@@ -124,6 +124,12 @@ class KVPool:
                 f"{error}. Lower kv_cache.memory_utilization or set kv_cache.memory_bytes"
             ) from error
 
+    def clear_null_block(self) -> None:
+        """Zero what a warm-up wrote into block 0."""
+        for layer in self.layers:
+            layer.k[0].zero_()
+            layer.v[0].zero_()
+
     def copy(self, copies: Int32) -> None:
         """Launch a plan's copies, int32[5, n] rows (kind, group, source, target, tokens), in order.
         Neighbours of one kind and group go together, unless one writes what another wrote, or, in

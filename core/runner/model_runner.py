@@ -22,6 +22,7 @@ from octavo.core.messages import LogitMasks, Logprobs, PromptLogprobs, StepPlan,
 from octavo.core.runner import profile
 from octavo.core.runner.attention_op import AttentionOp
 from octavo.core.runner.batch import BatchBuilder, StepBatch
+from octavo.core.runner.dummy import dummy_batch
 from octavo.core.runner.kv_pool import KVPool, block_bytes
 from octavo.core.runner.kv_setup import (
     Backends,
@@ -141,6 +142,7 @@ class ModelRunner(Worker):
                 max_num_batched_tokens=max_tokens or profile.CUDA_BUDGET,
                 attention_layers=self._attention.bound,
                 attention_backends=[backend for _, backend in self._backends],
+                dummy=self._dummy,
             )
         )
 
@@ -200,6 +202,14 @@ class ModelRunner(Worker):
             )
         self._set_pool(num_blocks, num_host_blocks, self.settings.poison)
         self._graph_runner.warm_up()
+        assert self.pool is not None, "it was just made"
+        self.pool.clear_null_block()
+
+    def _dummy(self, rows: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        width = self.mirror.block_tables.shape[2]
+        token_ids, batch = dummy_batch(rows, tokens, max_blocks=width, device=self.settings.device)
+        self._attention.plan([batch] * len(self._backends))
+        return token_ids, batch.positions
 
     # ---- a step ---------------------------------------------------------------------------------
 

@@ -117,6 +117,12 @@ class TestEager(GraphRunnerSuite):
     entry = known("graph_runner", "eager")
 
 
+class TestCompile(GraphRunnerSuite):
+    entry = known("graph_runner", "compile")
+    options = {"backend": "aot_eager"}
+    config = {"attention": {"backend": "torch"}, "model": {"quantization": "none"}}
+
+
 class TestNative(GraphRunnerSuite):
     entry = known("graph_runner", "native")
     config = {"attention": {"backend": "cpu"}, "model": {"quantization": "packed"}}

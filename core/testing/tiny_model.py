@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 MAX_MODEL_LEN = 256
 
 
-def write_tiny_model(folder: Path, seed: int = 0) -> Path:
+def write_tiny_model(folder: Path, seed: int = 0, num_layers: int = 2) -> Path:
     """Configuration, tokenizer and weights, spread enough that greedy choices are never close."""
     import torch
     from safetensors.torch import save_file
 
     write_model_folder(folder, MAX_MODEL_LEN)
     config = json.loads((folder / "config.json").read_text())
+    config["num_hidden_layers"] = num_layers
+    (folder / "config.json").write_text(json.dumps(config))
     generator = torch.Generator().manual_seed(seed)
     tensors = {
         name: torch.ones(shape)

@@ -1,0 +1,91 @@
+"""Graph runner `compile`: one piece of code for all layers and batch sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from octavo.backends.graph_runners.compiled import CompileRunner, repeated_layers
+from octavo.core.contracts.graph_runner import GraphRunner
+from octavo.core.testing.tiny_model import generate, make_engine, make_requests, write_tiny_model
+
+REFERENCE = {
+    "attention": {"backend": "torch"},
+    "model": {"quantization": "none"},
+    "sampler": {"backend": "torch"},
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "model", num_layers=4)
+
+
+@pytest.fixture
+def engine(model):
+    engines = []
+
+    def make(runner, **more):
+        config = {**REFERENCE, "graph": {"runner": runner}, **more}
+        engines.append(make_engine(model, config))
+        return engines[-1]
+
+    yield make
+    for item in engines:
+        item.close()
+
+
+def runner_of(engine) -> GraphRunner:
+    return engine.executor._worker._graph_runner
+
+
+def test_no_code_is_made_after_the_warm_up(engine):
+    """500 steps of random batches, chunked and preempted, after the warm-up."""
+    made = engine(
+        {"name": "compile", "backend": "aot_eager"},
+        kv_cache={"num_blocks": 40, "block_size": 8},
+        scheduler={"max_num_seqs": 6, "max_num_batched_tokens": 48, "max_chunk_tokens": 17},
+    )
+    runner = runner_of(made)
+    assert isinstance(runner, CompileRunner)
+    compiled = runner.num_compiled
+    assert compiled <= 2  # a batch of one token may have code of its own; four layers share it
+    random, steps, handle = np.random.default_rng(0), 0, 0
+    sizes = set()
+    while steps < 500:
+        if random.random() < 0.2 or not made.has_work():
+            for item in make_requests(int(random.integers(1, 4))):
+                handle += 1
+                item.handle, item.request_id = handle, f"r{handle}"
+                item.token_ids = item.token_ids[: int(random.integers(1, 40))]
+                made.add(item)
+        made.step()
+        sizes.add(made.executor._worker._builder._slots.size)
+        steps += 1
+    assert len(sizes) == 6
+    assert runner.num_compiled == compiled
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor imports what torch deprecates
+def test_inductor_gives_the_tokens_of_eager(engine):
+    made = engine("compile")
+    assert runner_of(made).num_compiled <= 2
+    assert generate(made, make_requests()) == generate(engine("eager"), make_requests())
+
+
+def test_a_model_without_layers_is_compiled_whole():
+    plain = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    assert repeated_layers(plain) == []
+    mixed = torch.nn.ModuleList([torch.nn.Linear(4, 4), torch.nn.ReLU()])
+    assert repeated_layers(torch.nn.Sequential(mixed)) == []
+    pair = torch.nn.ModuleList([torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)])
+    assert len(repeated_layers(torch.nn.Sequential(mixed, pair))) == 2
+
+
+def test_the_null_block_is_zero_after_the_warm_up(engine):
+    made = engine({"name": "compile", "backend": "eager"})
+    for layer in made.executor._worker.pool.layers:
+        assert not layer.k[0].any()
+        assert not layer.v[0].any()
