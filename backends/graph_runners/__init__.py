@@ -28,6 +28,14 @@ PROVIDERS: list[Provider[Any]] = [
         summary="torch.compile of one decoder layer, which serves all layers and batch sizes.",
     ),
     Provider(
+        name="cuda_graph",
+        factory="octavo.backends.graph_runners.cuda_graph:CudaGraphRunner",
+        options="octavo.backends.graph_runners.options:CudaGraphOptions",
+        requires=(Requirement(devices=("cuda",)),),
+        rank=20,
+        summary="Compiled decode passes captured per batch size, one CUDA graph each.",
+    ),
+    Provider(
         name="native",
         factory="octavo.backends.cpu.decoder:NativeDecoder",
         requires=(Requirement(devices=("cpu",)),),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -15,4 +15,17 @@ class CompileOptions(Options):
     backend: str = Field(default="inductor", description="A backend of torch.compile.")
     mode: Literal["default", "max-autotune-no-cudagraphs"] = Field(
         default="default", description="Its mode, for the backend `inductor`."
+    )
+
+
+class CudaGraphOptions(Options):
+    """What is captured, and how the passes inside are made."""
+
+    capture_sizes: list[Annotated[int, Field(gt=0)]] | None = Field(
+        default=None,
+        description="Rows of the decode-only batches that are captured; not given: 1, 2, 4, then "
+        "every 8 up to `scheduler.max_num_seqs`.",
+    )
+    compile: CompileOptions = Field(
+        default=CompileOptions(), description="Options of the runner `compile`, for what is inside."
     )

@@ -59,6 +59,12 @@ class GraphRunner(ABC):
         """Compile or capture ahead of the first request; seconds by name, for the report."""
         return {}
 
+    def padded_rows(self, num_rows: int) -> int:
+        """How many rows a decode-only batch of `num_rows` is padded to, at most `max_num_seqs`.
+        Rows beyond the first `num_rows` read and write the null block, and their results are
+        dropped. Default: none are added. The core asks only runners that override it."""
+        return num_rows
+
     @abstractmethod
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, num_decodes: int

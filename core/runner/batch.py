@@ -7,6 +7,7 @@ P tokens a block. All work is done by a fixed number of vector operations; what 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +39,8 @@ class Column:
 
 @dataclass(slots=True)
 class StepBatch:
-    """One step's inputs. slots: intp[B]. token_ids, positions: int64[T] on the device. groups: the
+    """One step's inputs, padding rows (of a decode-only batch) included in all but slots and last.
+    slots: intp[B]. token_ids, positions: int64[T] on the device. groups: the
     attention metadata of each KV group. last: int64[B] on the host, each row's last flat index."""
 
     slots: NDArray[np.intp]
@@ -52,7 +54,8 @@ class StepBatch:
 
 class BatchBuilder:
     """Writes batches into buffers made once. `max_tokens` is a first guess: the buffers grow when a
-    plan asks for more."""
+    plan asks for more. pad: see `GraphRunner.padded_rows`; None: batches are as large as they
+    are."""
 
     def __init__(self, mirror: Mirror, *, max_tokens: int, device: torch.device) -> None:
         self._mirror, self._device = mirror, device
@@ -72,6 +75,7 @@ class BatchBuilder:
         self._slots = np.zeros(0, dtype=np.intp)
         self._dense = False
         self._decode_batch: StepBatch | None = None
+        self.pad: Callable[[int], int] | None = None
         self._borders: list[NDArray[np.intp]] = []
         self._age = 0  # decode steps since the borders were found
         self._advances = 0  # of the mirror, when `_decode_batch` was filled
@@ -113,14 +117,14 @@ class BatchBuilder:
         batch = self._decode_batch
         if batch is None or plan.admitted or mirror.num_advances != self._advances + 1:
             batch = self._decode_batch = self._begin_decodes(slots, rows)
-            self._fill_tables(rows, changed=True)
+            self._fill_tables(rows, batch.num_decodes, changed=True)
         else:
             self._advance_decodes(batch, rows)
-            self._fill_tables(rows, changed=bool(plan.appended.size))
+            self._fill_tables(rows, batch.num_decodes, changed=bool(plan.appended.size))
         self._advances = mirror.num_advances
         last = mirror.last_token
         self._token_ids.array[:rows] = last[:rows] if self._dense else last.take(slots)
-        self._push(rows, rows)
+        self._push(batch.num_tokens, batch.num_decodes)
         return batch
 
     def _begin_decodes(self, slots: NDArray[np.intp], rows: int) -> StepBatch:
@@ -143,7 +147,15 @@ class BatchBuilder:
             mapping[:] = mirror.block_tables[group].reshape(-1).take(index)
             mapping *= mirror.block_size
             mapping += offset
-        return self._batch(rows, rows, self._decode_start, 1)
+        padded = rows if self.pad is None else self.pad(rows)
+        self._write_padding(rows, padded)
+        return self._batch(padded, padded, self._decode_start, 1, padded)
+
+    def _write_padding(self, rows: int, padded: int) -> None:
+        """Rows of one token at position 0 of the null block."""
+        for column in (self._token_ids, self._positions, *self._slot_mapping, *self._tables):
+            column.array[rows:padded] = 0
+        self._seq_lens.array[rows:padded] = 1
 
     def _advance_decodes(self, batch: StepBatch, rows: int) -> None:
         """As before, one token on. Only rows at a block border, one in `block_size`, look at their
@@ -202,18 +214,23 @@ class BatchBuilder:
             mapping[:] = mirror.block_tables[group].reshape(-1).take(index)
             mapping *= mirror.block_size
             mapping += offset
-        self._fill_tables(rows, changed=True)
+        self._fill_tables(rows, rows, changed=True)
         self._query_start.push(rows + 1)
         self._push(num_tokens, rows)
         # Decodes that follow in the same layout (it can recur) must not find these views stale.
         self._decode_batch = None
-        return self._batch(num_tokens, plan.num_decodes, self._query_start, int(counts.max()))
+        longest = int(counts.max())
+        return self._batch(num_tokens, plan.num_decodes, self._query_start, longest, rows)
 
     # ---- shared ---------------------------------------------------------------------------------
 
-    def _fill_tables(self, rows: int, changed: bool) -> None:
-        if self._dense and self._copied is None:
-            return  # the mirror's own rows are handed out
+    def _shared(self, padded: int) -> bool:
+        """Whether the mirror's own rows of the block tables are handed out."""
+        return self._dense and self._copied is None and padded == self._slots.size
+
+    def _fill_tables(self, rows: int, padded: int, changed: bool) -> None:
+        if self._shared(padded):
+            return
         if not changed:
             return
         for group, column in enumerate(self._tables):
@@ -224,7 +241,7 @@ class BatchBuilder:
                 out=column.array[:rows],
                 mode="clip",
             )
-            column.push(rows)
+            column.push(padded)
 
     def _push(self, num_tokens: int, rows: int) -> None:
         if self._copied is None:
@@ -236,12 +253,16 @@ class BatchBuilder:
             column.push(num_tokens)
 
     def _batch(
-        self, num_tokens: int, num_decodes: int, query_start: Column, max_query_len: int
+        self,
+        num_tokens: int,
+        num_decodes: int,
+        query_start: Column,
+        max_query_len: int,
+        rows: int,
     ) -> StepBatch:
-        """Views of the buffers for a batch of this size."""
-        rows = self._slots.size
+        """Views of the buffers for a batch of this size, padding included."""
         seq_lens_cpu = self._seq_lens.array[:rows]
-        shared = self._dense and self._copied is None
+        shared = self._shared(rows)
         positions = self._positions.tensor[:num_tokens]
         groups = [
             AttentionBatch(
@@ -270,5 +291,5 @@ class BatchBuilder:
             token_ids=self._token_ids.tensor[:num_tokens],
             positions=positions,
             groups=groups,
-            last=query_start.array[1 : rows + 1].astype(np.int64) - 1,
+            last=query_start.array[1 : self._slots.size + 1].astype(np.int64) - 1,
         )

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.core.contracts.executor import Worker, WorkerReport
-from octavo.core.contracts.graph_runner import GraphRunnerContext
+from octavo.core.contracts.graph_runner import GraphRunner, GraphRunnerContext
 from octavo.core.contracts.logits_processor import LogitsProcessorContext
 from octavo.core.contracts.model import KVSpec
 from octavo.core.contracts.sampler import SamplerContext
@@ -145,6 +145,8 @@ class ModelRunner(Worker):
                 dummy=self._dummy,
             )
         )
+        if type(self._graph_runner).padded_rows is not GraphRunner.padded_rows:
+            self._builder.pad = self._graph_runner.padded_rows
 
     def _profile(self) -> profile.Profile:
         """Run the largest batch once, on a pool made for it."""

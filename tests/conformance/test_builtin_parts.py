@@ -8,6 +8,7 @@ from octavo.core.testing.builtin_suites import *  # noqa: F403
 from octavo.core.testing.conformance.base import ConformanceSuite, registry
 
 ELSEWHERE = {
+    ("graph_runner", "cuda_graph"),  # tests/runner, through a double; tests/gpu for real
     ("weight_source", "gguf"),  # tests/models: needs a file that only the demo model brings
     ("weight_source", "package"),
     ("weight_source", "hub"),

@@ -23,7 +23,8 @@ class Reference:
         self.block_size, self.num_groups = block_size, num_groups
         self.tokens, self.computed, self.blocks = {}, {}, {}
 
-    def check(self, batch, slots, counts):
+    def check(self, batch, slots, counts, padded=0):
+        """padded: rows of one token in block 0 that stand behind the others."""
         token_ids, positions, starts = [], [], [0]
         mappings = [[] for _ in range(self.num_groups)]
         for row, (slot, count) in enumerate(zip(slots, counts, strict=True)):
@@ -37,9 +38,17 @@ class Reference:
             starts.append(len(token_ids))
             for group in batch.groups:
                 assert group.seq_lens[row] == group.seq_lens_cpu[row] == total
+        assert batch.last.tolist() == [start - 1 for start in starts[1:]]
+        for row in range(len(slots), len(slots) + padded):
+            token_ids.append(0)
+            positions.append(0)
+            starts.append(len(token_ids))
+            for mapping, group in zip(mappings, batch.groups, strict=True):
+                mapping.append(0)
+                assert group.seq_lens[row] == group.seq_lens_cpu[row] == 1
+                assert not group.block_table[row].any()
         assert batch.token_ids.tolist() == token_ids
         assert batch.positions.tolist() == positions
-        assert batch.last.tolist() == [start - 1 for start in starts[1:]]
         assert batch.num_tokens == len(token_ids)
         for number, group in enumerate(batch.groups):
             assert group.query_start_loc.tolist() == group.query_start_loc_cpu.tolist() == starts
@@ -47,7 +56,7 @@ class Reference:
             assert group.positions.tolist() == positions
             assert group.max_seq_len == max(group.seq_lens_cpu)
             assert group.max_query_len == max(counts)
-            assert (group.num_tokens, group.num_rows) == (len(token_ids), len(slots))
+            assert (group.num_tokens, group.num_rows) == (len(token_ids), len(slots) + padded)
             assert torch.equal(group.block_table, torch.from_numpy(group.block_table_cpu))
             for row, slot in enumerate(slots):
                 blocks = self.blocks[slot][number]
@@ -73,13 +82,16 @@ def steps(draw):
     block_size=st.sampled_from([1, 3, 4, 16]),
     num_groups=st.integers(1, 3),
     seed=st.integers(0, 99),
+    multiple=st.sampled_from([1, 1, 2, 4]),
 )
-def test_batches_equal_a_row_by_row_reference(script, block_size, num_groups, seed):
+def test_batches_equal_a_row_by_row_reference(script, block_size, num_groups, seed, multiple):
     random = np.random.default_rng(seed)
     mirror = Mirror(
         num_slots=SLOTS, max_model_len=LONGEST, block_size=block_size, num_groups=num_groups
     )
     builder = BatchBuilder(mirror, max_tokens=4, device=torch.device("cpu"))
+    if multiple > 1:
+        builder.pad = lambda rows: min(SLOTS, -(-rows // multiple) * multiple)
     reference = Reference(block_size, num_groups)
     layout, last = 0, []
     for renewed, only_decodes, wanted, order in script:
@@ -143,7 +155,10 @@ def test_batches_equal_a_row_by_row_reference(script, block_size, num_groups, se
             admitted=admitted,
         )
         mirror.apply(plan)
-        reference.check(builder.build(plan), slots, [counts[s] for s in slots])
+        padded = builder.pad(len(slots)) - len(slots) if builder.pad else 0
+        if len(decodes) < len(slots):
+            padded = 0
+        reference.check(builder.build(plan), slots, [counts[s] for s in slots], padded)
         mirror.advance(np.asarray(slots, np.intp), plan.counts)
         done = []
         for slot in slots:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-READS = ("_local_scalar_dense", "nonzero", "is_nonzero", "masked_select", "unique", "equal")
+READS = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "masked_select", "unique", "equal")
 """Operators whose result the host needs, so that it waits for the device (or their shape does)."""
 
 

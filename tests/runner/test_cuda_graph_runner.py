@@ -1,0 +1,196 @@
+"""Graph runner `cuda_graph` through a double that refuses what a real capture refuses."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from octavo.backends.graph_runners.cuda_graph import CudaGraphRunner, capture_sizes
+from octavo.backends.graph_runners.options import CompileOptions, CudaGraphOptions
+from octavo.core.contracts.graph_runner import GraphRunnerContext
+from octavo.core.testing.conformance.device import synchronisations
+
+PLAIN = CompileOptions(backend="eager")
+
+
+class Refused(RuntimeError):
+    """What a real capture does not allow."""
+
+
+class FakeCapture:
+    """Records a pass once and replays it by running it again into the same output. Refuses: waiting
+    for the device while capturing, inputs that moved, an output of another shape."""
+
+    def __init__(self, memory: int = 1 << 30, fails_at: int | None = None) -> None:
+        self.memory, self.fails_at = memory, fails_at
+        self.num_captures = self.num_replays = 0
+        self.capturing = False
+
+    def capture(self, run):
+        if self.fails_at is not None and self.num_captures == self.fails_at:
+            raise Refused("operation not permitted when stream is capturing")
+        self.num_captures += 1
+        outputs: list[torch.Tensor] = []
+        waits = synchronisations(lambda: outputs.append(run()))
+        if waits:
+            raise Refused(f"operation not permitted when stream is capturing: {waits}")
+        self.memory -= outputs[0].numel() * 4
+        return FakeGraph(self, run, outputs[0]), outputs[0]
+
+    def free_bytes(self) -> int:
+        return self.memory
+
+
+class FakeGraph:
+    def __init__(self, owner: FakeCapture, run, output: torch.Tensor) -> None:
+        self.owner, self.run, self.output = owner, run, output
+
+    def replay(self) -> None:
+        self.owner.num_replays += 1
+        made = self.run()
+        if made.shape != self.output.shape:
+            raise Refused(f"a replay cannot change shapes: {made.shape}")
+        self.output.copy_(made)
+
+
+class Toy(torch.nn.Module):
+    """Sums what stands in the buffers of a plan, as attention over fixed buffers would."""
+
+    def __init__(self, planned: torch.Tensor) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = torch.nn.Embedding(50, 8)
+        self.planned = planned
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        rows = self.planned[: len(token_ids), None]
+        return self.embedding(token_ids) + positions[:, None] * 0.1 + rows
+
+
+class Setup:
+    """A runner of 10 seats, with a plan buffer that the test writes."""
+
+    def __init__(self, sizes=None, support="decode", fails_at=None) -> None:
+        self.planned = torch.zeros(64)
+        self.dummies: list[tuple[int, int]] = []
+        self.model = Toy(self.planned)
+        self.capture = FakeCapture(fails_at=fails_at)
+
+        def dummy(rows, tokens):
+            self.dummies.append((rows, tokens))
+            self.planned[:] = 0
+            return torch.zeros(rows * tokens, dtype=torch.int64), torch.arange(tokens).repeat(rows)
+
+        context = GraphRunnerContext(
+            self.model.forward, self.model, torch.device("cpu"), support, 10, 64, dummy=dummy
+        )
+        options = CudaGraphOptions(capture_sizes=sizes, compile=PLAIN)
+        self.runner = CudaGraphRunner(options, context, self.capture)
+
+    def decode(self, rows: int, seed: int) -> None:
+        """A padded decode batch gives what the plain forward pass gives for its rows."""
+        random = torch.Generator().manual_seed(seed)
+        padded = self.runner.padded_rows(rows)
+        token_ids = torch.zeros(padded, dtype=torch.int64)
+        positions = torch.zeros(padded, dtype=torch.int64)
+        token_ids[:rows] = torch.randint(0, 50, (rows,), generator=random)
+        positions[:rows] = torch.randint(0, 90, (rows,), generator=random)
+        self.planned[:rows] = torch.randn(rows, generator=random)
+        got = self.runner.forward(token_ids, positions, padded)[:rows]
+        wanted = self.model(token_ids, positions)[:rows]
+        torch.testing.assert_close(got, wanted)
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.inference_mode():
+        yield
+
+
+def test_sizes():
+    assert capture_sizes(None, 1) == [1]
+    assert capture_sizes(None, 20) == [1, 2, 4, 8, 16, 20]
+    assert capture_sizes(None, 256)[:5] == [1, 2, 4, 8, 16]
+    assert capture_sizes(None, 256)[-2:] == [248, 256]
+    assert capture_sizes([64, 3, 3, 900], 100) == [3, 64]
+
+
+def test_every_size_is_captured_once_the_largest_first():
+    setup = Setup()
+    seconds = setup.runner.warm_up()
+    assert seconds.keys() == {"compile", "capture"}
+    assert setup.capture.num_captures == 5
+    captured = [rows for rows, tokens in setup.dummies if tokens == 1][-5:]
+    assert captured == [10, 8, 4, 2, 1]
+    assert setup.runner.captured == {size: size * 8 * 4 for size in (10, 8, 4, 2, 1)}
+
+
+def test_batches_are_padded_to_the_next_size_and_replayed():
+    setup = Setup()
+    setup.runner.warm_up()
+    assert [setup.runner.padded_rows(n) for n in range(1, 11)] == [1, 2, 4, 4, 8, 8, 8, 8, 10, 10]
+    for seed, rows in enumerate((1, 3, 2, 10, 9, 5, 3, 7, 1, 4)):
+        setup.decode(rows, seed)
+    assert setup.capture.num_replays == 10
+    assert setup.capture.num_captures == 5
+
+
+def test_prefill_and_mixed_batches_are_not_replayed():
+    setup = Setup()
+    setup.runner.warm_up()
+    for tokens, decodes in ((8, 0), (8, 3), (33, 10)):
+        ids, positions = torch.arange(tokens) % 50, torch.arange(tokens)
+        got = setup.runner.forward(ids, positions, decodes)
+        torch.testing.assert_close(got, setup.model(ids, positions))
+    assert setup.capture.num_replays == 0
+
+
+def test_inputs_are_copied_to_fixed_addresses():
+    setup = Setup([4])
+    setup.runner.warm_up()
+    ids = torch.tensor([1, 2, 3, 4])
+    first = setup.runner.forward(ids, ids, 4).clone()
+    again = setup.runner.forward(ids.clone(), ids.clone(), 4)
+    assert torch.equal(first, again)
+    assert setup.runner.forward(ids, ids, 4).data_ptr() == again.data_ptr()
+
+
+def test_a_new_pool_is_captured_anew():
+    setup = Setup([2])
+    setup.runner.warm_up()
+    setup.runner.warm_up()
+    assert setup.capture.num_captures == 2
+    setup.decode(2, 1)
+
+
+def test_a_backend_that_cannot_be_captured(caplog):
+    with caplog.at_level(logging.WARNING):
+        setup = Setup(support="none")
+    assert "the attention backend says that its batches cannot be captured" in caplog.text
+    setup.runner.warm_up()
+    assert setup.capture.num_captures == 0
+    assert setup.runner.padded_rows(3) == 3
+    setup.decode(3, 1)
+
+
+def test_a_capture_that_fails_falls_back_and_names_what_was_inside(caplog):
+    setup = Setup(fails_at=2)
+    with caplog.at_level(logging.WARNING):
+        setup.runner.warm_up()
+    assert "could not capture a batch of 4 rows (model Toy" in caplog.text
+    assert "operation not permitted" in caplog.text
+    assert [setup.runner.padded_rows(n) for n in (1, 4, 9)] == [8, 8, 10]
+    for rows in (1, 5, 9):
+        setup.decode(rows, rows)
+
+
+def test_the_double_refuses_what_a_capture_refuses():
+    capture, x = FakeCapture(), torch.arange(4.0)
+    with pytest.raises(Refused, match="item|_local_scalar_dense"):
+        capture.capture(lambda: x * float(x.sum()))
+    sizes = iter((4, 3))
+    graph, _ = capture.capture(lambda: x[: next(sizes)] * 2)
+    with pytest.raises(Refused, match="cannot change shapes"):
+        graph.replay()
