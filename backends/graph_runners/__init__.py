@@ -32,7 +32,7 @@ PROVIDERS: list[Provider[Any]] = [
         factory="octavo.backends.graph_runners.cuda_graph:CudaGraphRunner",
         options="octavo.backends.graph_runners.options:CudaGraphOptions",
         requires=(Requirement(devices=("cuda",)),),
-        rank=20,
+        rank=-1,
         summary="Compiled decode passes captured per batch size, one CUDA graph each.",
     ),
     Provider(

@@ -83,7 +83,7 @@ class CudaGraphRunner(GraphRunner):
     ) -> None:
         self._context = context
         self._inner: GraphRunner = CompileRunner(options.compile, context)
-        self._sizes = capture_sizes(options.capture_sizes, context.max_num_seqs)
+        self._sizes = list(self.batch_sizes(options, context.max_num_seqs))
         if context.graph_support == "none":
             self._sizes = []
             logger.warning(
@@ -96,6 +96,10 @@ class CudaGraphRunner(GraphRunner):
         largest = max(self._sizes, default=0)
         self._token_ids = torch.zeros(largest, dtype=torch.int64, device=context.device)
         self._positions = torch.zeros(largest, dtype=torch.int64, device=context.device)
+
+    @staticmethod
+    def batch_sizes(options: CudaGraphOptions, max_num_seqs: int) -> tuple[int, ...]:
+        return tuple(capture_sizes(options.capture_sizes, max_num_seqs))
 
     def padded_rows(self, num_rows: int) -> int:
         place = bisect.bisect_left(self._sizes, num_rows)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from octavo.core.contracts.attention_backend import AttentionBackend, AttentionLayer
 from octavo.core.contracts.provider import Provider, hookspec
@@ -54,6 +54,13 @@ class GraphRunnerContext:
 
 class GraphRunner(ABC):
     """Runs forward passes."""
+
+    @staticmethod
+    def batch_sizes(options: Any, max_num_seqs: int) -> tuple[int, ...]:
+        """Numbers of rows of the decode-only batches that this runner would capture, which the
+        attention backend must know when it is made. Asked before anything is made, with the
+        options of the configuration. Default: none."""
+        return ()
 
     def warm_up(self) -> dict[str, float]:
         """Compile or capture ahead of the first request; seconds by name, for the report."""

@@ -46,6 +46,7 @@ def make_backends(
                 max_num_seqs=settings.max_num_seqs,
                 max_num_batched_tokens=settings.max_num_batched_tokens or CUDA_BUDGET,
                 max_model_len=settings.max_model_len,
+                graph_batch_sizes=parts.graph_batch_sizes,
             )
         )
         platform = Platform(settings.device.type, _capability(settings.device))

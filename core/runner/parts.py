@@ -41,6 +41,7 @@ class RunnerParts:
 
     model: gets `ModelContext.attention` and builds the module. load_weights: fills it. instead: by
     kind, what was made in place of what could not be made; filled by these functions.
+    graph_batch_sizes: see `AttentionBackendContext`.
     """
 
     model: Callable[[RegisterAttention], CausalLM]
@@ -52,3 +53,4 @@ class RunnerParts:
         [LogitsProcessorContext], Sequence[tuple[str, DeviceLogitsProcessor]]
     ] = field(default=lambda context: ())
     instead: dict[str, WorkerChoice] = field(default_factory=dict)
+    graph_batch_sizes: tuple[int, ...] = ()

@@ -8,6 +8,7 @@ import torch
 
 from octavo.core.contracts.attention_backend import AttentionBackend, AttentionBackendContext
 from octavo.core.contracts.executor import Worker, WorkerChoice
+from octavo.core.contracts.graph_runner import GraphRunner
 from octavo.core.contracts.logits_processor import DeviceLogitsProcessor, LogitsProcessorContext
 from octavo.core.contracts.model import CausalLM, ModelContext
 from octavo.core.contracts.quantization import QuantizationContext
@@ -123,6 +124,11 @@ def _parts(resolved: Resolved, registry: Registry, settings: RunnerSettings) -> 
                 made.append((selection.registered.label, processor))
         return made
 
+    runner = registry.factory(selections["graph_runner"])
+    sizes: tuple[int, ...] = ()
+    if isinstance(runner, type) and issubclass(runner, GraphRunner):
+        sizes = runner.batch_sizes(selections["graph_runner"].options, settings.max_num_seqs)
+
     return RunnerParts(
         model=build,
         load_weights=load,
@@ -131,4 +137,5 @@ def _parts(resolved: Resolved, registry: Registry, settings: RunnerSettings) -> 
         graph_runner=lambda context: create("graph_runner", context),
         logits_processors=processors,
         instead=instead,
+        graph_batch_sizes=sizes,
     )

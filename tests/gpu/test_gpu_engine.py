@@ -114,6 +114,19 @@ def test_engine_with_the_fused_decoder(folder, reference, attention):
     assert got == reference
 
 
+@pytest.mark.parametrize("attention", ["triton", "flashinfer"])
+@pytest.mark.parametrize("runner", ["compile", "cuda_graph"])
+def test_engine_compiled_and_captured(folder, attention, runner):
+    """Chunks and decodes of every batch size give what they give eagerly."""
+    if attention == "flashinfer":
+        pytest.importorskip("flashinfer")
+    dtype = "bfloat16" if attention == "flashinfer" else "float32"
+    eager = generate(folder, dtype, attention={"backend": attention}, graph={"runner": "eager"})
+    got = generate(folder, dtype, attention={"backend": attention}, graph={"runner": runner})
+    same = sum(mine == other for mine, other in zip(got, eager, strict=True))
+    assert same == len(eager) if dtype == "float32" else same >= len(eager) - 2
+
+
 def test_swapped_sequences_go_on(folder, reference):
     got = generate(
         folder,
