@@ -71,7 +71,7 @@ class RunningView:
         columns = [getattr(self, name)[index] for name in _COLUMNS]
         for column in columns:
             column.setflags(write=False)
-        return RunningView(*columns, self.user_names, self.now)
+        return RunningView(*columns, self.user_names, self.now)  # type: ignore[call-arg]
 
 
 _COLUMNS = (
