@@ -25,7 +25,7 @@ PROMPT = {"prompt_token_ids": [5, 9, 14, 3, 77, 20]}
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random Llama."""
+    """A tiny random Llama with a tied head."""
     from tokenizers import Tokenizer, models
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -39,6 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_key_value_heads=1,
         max_position_embeddings=64,
         initializer_range=0.3,
+        tie_word_embeddings=True,
     )
     found = tmp_path_factory.mktemp("choice")
     LlamaForCausalLM(config).save_pretrained(found)
@@ -126,6 +127,16 @@ def test_reference_parts_by_name(folder: Path, usual: list[int]) -> None:
     with started(folder, graph={"runner": "eager"}) as llm:
         assert chosen(llm) == dict(zip(PARTS, ("packed", "cpu", "cpu", "eager"), strict=True))
         assert answer(llm) == usual
+
+
+def test_every_weight_is_kept_once_and_counted(folder: Path) -> None:
+    """A tied head too, in whatever form; packing fills the last of 16 outputs up."""
+    with started(folder, model={"source": str(folder), "quantization": "none"}) as llm:
+        plain = llm.report
+    for quantization, share in (("packed", 1.05), ("int8", 0.45), ("int4", 0.35)):
+        with started(folder, model={"source": str(folder), "quantization": quantization}) as llm:
+            assert llm.report.num_parameters == plain.num_parameters
+            assert llm.report.weight_bytes < share * plain.weight_bytes
 
 
 def test_a_model_that_is_no_plain_decoder(
