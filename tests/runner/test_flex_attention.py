@@ -8,6 +8,8 @@ import torch
 from octavo.backends.attention.flex_attention import FlexAttention
 from octavo.backends.attention.flex_options import FlexOptions
 from octavo.core.contracts import Platform
+from octavo.core.testing.builtin_suites import known
+from octavo.core.testing.conformance.attention_backend import AttentionBackendSuite
 from octavo.core.testing.device_attention import DeviceCase, attention_spec
 
 ROWS = [(40, 1), (0, 1), (5, 1), (17, 9), (0, 20), (3, 12)]
@@ -52,3 +54,8 @@ def test_what_it_cannot_compute_is_refused():
     assert "16 values" in FlexAttention.supports(attention_spec(size=8), Platform("cuda", (9, 0)))
     assert FlexAttention.supports(attention_spec(), Platform("cpu")) is None
     assert "evenly" in FlexAttention.supports(attention_spec(5, 2), Platform("cpu"))
+
+
+@pytest.mark.slow
+class TestContract(AttentionBackendSuite):
+    entry = known("attention_backend", "flex")
