@@ -68,10 +68,10 @@ class RunningView:
 
     def rows(self, index: NDArray[Any]) -> RunningView:
         """The same columns of some of the requests; index: intp[m] or bool[B]."""
-        columns = [getattr(self, name)[index] for name in _COLUMNS]
-        for column in columns:
+        columns: dict[str, Any] = {name: getattr(self, name)[index] for name in _COLUMNS}
+        for column in columns.values():
             column.setflags(write=False)
-        return RunningView(*columns, self.user_names, self.now)  # type: ignore[call-arg]
+        return RunningView(**columns, user_names=self.user_names, now=self.now)
 
 
 _COLUMNS = (
