@@ -122,6 +122,7 @@ KINDS: dict[str, Kind] = _kinds(
         graph_runner.GraphRunner,
         graph_runner.GraphRunnerContext,
         "graph.runner",
+        "1.1",
     ),
     Kind(
         "executor",
