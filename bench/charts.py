@@ -200,6 +200,11 @@ def _ratio_ticks(reach: float) -> list[float]:
     return [tick for tick in near if tick > 0 and abs(math.log(tick)) <= reach]
 
 
+def _short(name: str, most: int = 28) -> str:
+    """As much of a name as fits beside a bar; ends tell configurations apart."""
+    return name if len(name) <= most else "…" + name[1 - most :]
+
+
 def stacks(
     names: Sequence[str], parts: Sequence[str], values: Sequence[Sequence[float]], unit: str
 ) -> str:
@@ -215,7 +220,7 @@ def stacks(
         out.append(_text("tick", at, base + 17, "middle", number(tick)))
     for place, (name, row) in enumerate(zip(names, values, strict=True)):
         y, at = TOP + 30 * place + 5, float(_LABEL)
-        out.append(_text("tick", _LABEL - 10, y + 14, "end", name))
+        out.append(_text("tick", _LABEL - 10, y + 14, "end", _short(name)))
         for color, (part, value) in enumerate(zip(parts, row, strict=True)):
             width = value * scale
             title = f"<title>{escape(part)}: {value:.3g}</title>"

@@ -33,7 +33,9 @@ polyline { fill: none; stroke-width: 1.6; stroke-linejoin: round; }
   h2 { break-after: avoid; } }
 .better { color: var(--c2); font-weight: 600; } .worse { color: var(--c5); font-weight: 600; }
 .left td, .left th { text-align: left; } .verdicts td { white-space: nowrap; }
-.verdicts td:last-child, .verdicts th:last-child { text-align: left; white-space: normal; }
+.verdicts td, .verdicts th { padding: 3px 8px; } .together { white-space: nowrap; }
+.verdicts td:last-child, .verdicts th:last-child { text-align: left; white-space: normal;
+  min-width: 280px; }
 .note { border-left: 3px solid var(--c4); padding-left: 8px; }
 .zone { fill: var(--head); } .one { stroke: var(--soft); stroke-dasharray: 3 3; }
 .key { display: inline-block; width: 14px; height: 3px; margin: 0 5px 4px 14px; }
@@ -84,7 +86,8 @@ def raw_table(
 def legend(names: Sequence[str]) -> str:
     """Colours of the lines of a chart."""
     return "".join(
-        f'<span class="key c{i % 8}"></span>{escape(name)}' for i, name in enumerate(names)
+        f'<span class="together"><span class="key c{i % 8}"></span>{escape(name)}</span> '
+        for i, name in enumerate(names)
     )
 
 
