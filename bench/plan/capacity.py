@@ -22,8 +22,8 @@ SCALE_BITS = {"int8": 16 / 32, "int4": 32 / 32, "fp8": 0.0}
 """Bits a weight for scales (and minima), beside the weight's own, of methods that quantize on
 load: a scale, or a scale and a minimum, of 16 bits for 32 weights."""
 PACKED = ("packed", "int8", "int4")
-"""Methods that hold the head as a layer of its own, also where it is tied to the embedding; in
-8 bits where layers have 4."""
+"""Methods that hold the head as they hold a layer (in 8 bits where layers have 4). A head that is
+tied to the embedding is that too."""
 GROUP = 128  # of GPTQ and AWQ checkpoints that do not say
 _OTHER_GROUPS = 16 + 4  # bits of scale and zero point a group
 _SAMPLED_ROWS = 256
@@ -109,7 +109,7 @@ def capacity(
     held = linear * per_weight + (count - linear) * bits(wish.dtype)
     if wish.quantization in PACKED and quantization_method(config) is None:
         head_bits = {"packed": per_weight}.get(wish.quantization, 8 + SCALE_BITS["int8"])
-        held += size.head_params * (head_bits - (0 if size.tied else bits(wish.dtype)))
+        held += size.head_params * (head_bits - bits(wish.dtype))
     weights = math.ceil(held / 8 / n)
     heads = -(-size.num_kv_heads // n)
     kv = size.num_layers * 2 * heads * size.head_size * bits(wish.kv_dtype) // 8

@@ -40,8 +40,7 @@ def planned(tmp_path: Path, *arguments: str, status: int = 0) -> dict[str, Any]:
 
 def against_the_engine(plan: dict[str, Any], llm: LLM) -> None:
     report = llm.report
-    if plan["quantization"] == "none":  # packed weights are no parameters to torch
-        assert plan["num_parameters"] == report.num_parameters
+    assert plan["num_parameters"] == report.num_parameters
     assert plan["parameters_exact"]
     # The engine counts buffers (rope tables) as weights too.
     assert plan["weight_bytes"] == pytest.approx(report.weight_bytes, rel=0.02)
