@@ -6,7 +6,7 @@ import pytest
 from pydantic import Field
 
 from octavo.core.config import Choice, Origin
-from octavo.core.contracts import (
+from octavo.core.contracts import KINDS, (
     Availability,
     Options,
     Platform,
@@ -135,7 +135,7 @@ def test_wrong_contract_version(folder):
         registry.select("sampler", Choice(name="old"))
     message = (
         "sampler 'old' (entry point 'acme' of distribution 'acme' 1.5) was written for version '2' "
-        "of its contract, this Octavo has version '1'"
+        f"of its contract, this Octavo has version '{KINDS['sampler'].version}'"
     )
     assert str(caught.value) == message
     selection = registry.select("sampler", AUTO)
