@@ -6,7 +6,8 @@ import pytest
 from pydantic import Field
 
 from octavo.core.config import Choice, Origin
-from octavo.core.contracts import KINDS, (
+from octavo.core.contracts import (
+    KINDS,
     Availability,
     Options,
     Platform,
