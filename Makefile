@@ -104,7 +104,7 @@ $(VENV)/.installed: $(VENV)/.torch $(SPECS)
 $(VENV)/.installed-dev: $(VENV)/.installed $(SPECS)
 	$(call say,"installing test tools")
 	@$(INSTALL) $(QUIET) --editable '.[dev,grammar]'
-	$(call say,"installing flashinfer (101 MB), whose calls are checked against its signatures")
+	$(call say,"installing flashinfer (101 MB): its signatures are what calls are checked against")
 	@$(INSTALL) $(BAR) --no-deps flashinfer-python && $(INSTALL) $(QUIET) $(FLASHINFER_NEEDS) \
 	  || echo "flashinfer cannot be installed here; its tests are skipped"
 	@touch $@
