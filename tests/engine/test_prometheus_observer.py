@@ -141,7 +141,10 @@ def test_an_engine_without_a_server_can_serve_its_metrics():
     engine = make_fake_engine(observers=[("prometheus", observer)])
     engine.add(request(1, [10, 11, 12], 4, ignore_eos=True))
     Collector(engine).run()
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+    # As Prometheus asks before version 3.
+    headers = {"accept": "application/openmetrics-text;version=1.0.0;q=0.5,*/*;q=0.2"}
+    asked = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers=headers)
+    with urllib.request.urlopen(asked) as answer:
         text = answer.read().decode()
     engine.close()
     assert 'octavo:iteration_tokens_total_count{engine="0",model_name="m"} 4.0' in text

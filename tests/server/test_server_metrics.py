@@ -229,6 +229,35 @@ def test_the_prefix_can_be_vllms_and_openmetrics_is_spoken(fake):
     run(go())
 
 
+OPEN = "application/openmetrics-text"
+PROMETHEUS_2 = f"{OPEN};version=1.0.0;q=0.5,{OPEN};version=0.0.1;q=0.4,text/plain;q=0.3,*/*;q=0.2"
+PROMETHEUS_3 = f"{OPEN};version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=0.0.4;q=0.3"
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        (PROMETHEUS_2, OPEN),
+        (PROMETHEUS_3, OPEN),
+        (f"{OPEN};version=abc", OPEN),
+        (f"{OPEN}; version=0.0.1", "text/plain"),
+        ("text/plain;version=1.0.0;escaping=values", "text/plain"),
+        ("", "text/plain"),
+    ],
+)
+def test_names_keep_their_colon_whoever_asks(connect, fake, accept, kind):
+    async def go():
+        async with connect(fake) as client:
+            answer = await client.get("/metrics", headers={"accept": accept})
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith(kind)
+        names = {line.partition("{")[0] for line in answer.text.splitlines() if line[0] != "#"}
+        assert "octavo:generation_tokens_total" in names
+        assert all(name.startswith("octavo:") for name in names)
+
+    run(go())
+
+
 def test_a_dead_engine_runs_nothing_and_metrics_stay(connect, fake):
     async def go():
         async with connect(fake) as client:

@@ -69,10 +69,9 @@ class PrometheusObserver(Observer):
             self._serve(options, context, options.port)
 
     def _serve(self, options: PrometheusOptions, context: ObserverContext, port: int) -> None:
-        from prometheus_client import CollectorRegistry, start_http_server
-
         from octavo.core.errors import ConfigError
         from octavo.plugins.observers.prometheus.exposition import Exposition, report_info
+        from octavo.plugins.observers.prometheus.own_port import serve
 
         report = context.report
         shown = Exposition(
@@ -83,22 +82,13 @@ class PrometheusObserver(Observer):
             info=report_info(report),
             engine_only=True,
         )
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(shown)
         try:
-            server, thread = start_http_server(port, options.host, registry)
+            self._stop_serving = serve(shown, options.host, port)
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on {options.host}:{port}: {error.strerror}",
                 path="observers.prometheus.port",
             ) from None
-
-        def stop() -> None:
-            server.shutdown()
-            server.server_close()
-            thread.join()
-
-        self._stop_serving = stop
 
     def on_step(self, record: StepRecord) -> None:
         numbers, kv = self._numbers, record.kv

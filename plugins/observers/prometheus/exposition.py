@@ -8,14 +8,17 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics.exposition import ALLOWUTF8
+from prometheus_client.openmetrics.exposition import generate_latest as open_text
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from octavo.plugins.observers.prometheus.board import Board
 from octavo.plugins.observers.prometheus.families import API, ENGINE, Family
 
+OPEN = "application/openmetrics-text"
 _BASE = ("model_name", "engine")
 
 
@@ -44,11 +47,15 @@ class Exposition(Collector):
         self._up = up
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """All metrics in the format that an Accept header asks for, and its content type."""
+        """All metrics, and their content type: OpenMetrics where an Accept header names it, else
+        text. prometheus-client would choose too, but it fails for `version=abc`, and writes
+        underscores for colons where Prometheus before version 3 asks for OpenMetrics."""
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self)
-        encode, content_type = choose_encoder(accept)
-        return encode(registry), content_type
+        if any(OPEN in item and "version=0." not in item for item in accept.split(",")):
+            body: bytes = open_text(registry, escaping=ALLOWUTF8)  # type: ignore[no-untyped-call]
+            return body, f"{OPEN}; version=1.0.0; charset=utf-8"
+        return generate_latest(registry), "text/plain; version=0.0.4; charset=utf-8"
 
     def collect(self) -> Iterator[Metric]:
         totals = self._board.totals()
