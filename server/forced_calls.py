@@ -6,8 +6,7 @@ Named: the arguments alone.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from octavo.core.contracts.tool_parser import (
@@ -46,44 +45,32 @@ def forced_grammar(
 
 
 def required_schema(tools: Sequence[Tool], *, parallel: bool) -> dict[str, Any]:
-    """JSON schema of one call or more."""
+    """JSON schema of one call or more. Each tool's schema is a definition of its own."""
     definitions: dict[str, Any] = {}
     calls: list[dict[str, Any]] = []
-    try:
-        _add_calls(tools, calls, definitions)
-    except RecursionError:
-        raise ApiError(
-            "tools: a schema is nested too deep", param="tools", code="invalid_value"
-        ) from None
-    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
-    if not parallel:
-        schema["maxItems"] = 1
-    if definitions:
-        schema["$defs"] = definitions
-    return schema
-
-
-def _add_calls(
-    tools: Sequence[Tool], calls: list[dict[str, Any]], definitions: dict[str, Any]
-) -> None:
     for index, tool in enumerate(tools):
-        schema = arguments_schema(tool)
-        for name, definition in _definitions(schema).items():
-            definitions[f"t{index}_{name}"] = _renamed(definition, index)
-        arguments = {
-            key: item for key, item in schema.items() if key not in ("$defs", "definitions")
-        }
+        place = f"#/$defs/t{index}"
+        try:
+            definitions[f"t{index}"] = _moved(arguments_schema(tool), place)
+        except RecursionError:
+            raise ApiError(
+                "tools: a schema is nested too deep", param="tools", code="invalid_value"
+            ) from None
         calls.append(
             {
                 "type": "object",
                 "properties": {
                     "name": {"type": "string", "enum": [tool.function.name]},
-                    "parameters": _renamed(arguments, index),
+                    "parameters": {"$ref": place},
                 },
                 "required": ["name", "parameters"],
                 "additionalProperties": False,
             }
         )
+    schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
+    if not parallel:
+        schema["maxItems"] = 1
+    return {**schema, "$defs": definitions}
 
 
 def arguments_schema(tool: Tool) -> dict[str, Any]:
@@ -92,20 +79,17 @@ def arguments_schema(tool: Tool) -> dict[str, Any]:
     return given if given.get("type") == "object" else {"type": "object", **given}
 
 
-def _definitions(schema: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key in ("definitions", "$defs"):
-        value = schema.get(key)
-        found |= value if isinstance(value, dict) else {}
-    return found
-
-
-def _renamed(schema: Any, index: int) -> Any:
-    """With references to where the tool's definitions are in the common schema."""
-    text = json.dumps(schema)
-    for key in ("definitions", "$defs"):
-        text = text.replace(f'"#/{key}/', f'"#/$defs/t{index}_')
-    return json.loads(text)
+def _moved(schema: Any, place: str) -> Any:
+    """A schema that is put at this place of another one: its references lead there."""
+    if isinstance(schema, list):
+        return [_moved(item, place) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: _moved(item, place) for key, item in schema.items()}
+    reference = moved.get("$ref")
+    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
+        moved["$ref"] = place + reference[1:]
+    return moved
 
 
 class RequiredCalls(ToolStream):

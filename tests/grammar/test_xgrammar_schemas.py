@@ -14,6 +14,8 @@ from octavo.core.contracts.grammar_engine import GrammarEngineContext, GrammarVo
 from octavo.core.errors import RequestError
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.plugins.grammar_engines.json_schema import prepared_schema
+from octavo.server.forced_calls import required_schema
+from octavo.server.protocol.tools import Tool
 
 pytest.importorskip("xgrammar")
 jsonschema_rs = pytest.importorskip("jsonschema_rs")
@@ -342,3 +344,30 @@ def test_the_schema_itself_is_not_changed():
     text = json.dumps(SCHEMAS["old tuple"])
     prepared_schema(text)
     assert json.dumps(SCHEMAS["old tuple"]) == text
+
+
+def test_references_of_forced_tools_stay_in_their_tool(engine):
+    def tool(name, **parameters):
+        function = {"name": name, "parameters": {"type": "object", **parameters}}
+        return Tool.model_validate({"function": function})
+
+    kind = {"enum": ["#/$defs/Kind"]}
+    tree = tool(
+        "tree",
+        properties={"kind": {"$ref": "#/$defs/Kind"}, "left": {"$ref": "#"}},
+        required=["kind"],
+        additionalProperties=False,
+        **{"$defs": {"Kind": kind}},
+    )
+    pair = tool("pair", properties={"a": {"type": "null"}, "b": {"$ref": "#/properties/a"}})
+    made = grammar(engine, json=json.dumps(required_schema([tree, pair], parallel=False)))
+
+    def call(name, parameters):
+        return json.dumps([{"name": name, "parameters": parameters}])
+
+    leaf = {"kind": "#/$defs/Kind"}
+    assert accepts(made, call("tree", {**leaf, "left": {**leaf, "left": leaf}}))
+    assert accepts(made, call("pair", {"a": None, "b": None}))
+    assert not accepts(made, call("tree", {**leaf, "left": []}))
+    assert not accepts(made, call("tree", {"kind": "#/$defs/t0/$defs/Kind"}))
+    assert not accepts(made, call("pair", {"a": None, "b": 1}))

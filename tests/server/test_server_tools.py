@@ -328,9 +328,11 @@ def test_grammars_of_forced_calls(connect, fakes):
     assert one["maxItems"] == 1
     calls = many["items"]["anyOf"]
     assert [call["properties"]["name"]["enum"] for call in calls] == [["get_weather"], ["r"]]
-    assert calls[0]["properties"]["parameters"] == TOOLS[0]["function"]["parameters"]
-    assert calls[1]["properties"]["parameters"]["properties"]["x"] == {"$ref": "#/$defs/t1_X"}
-    assert many["$defs"] == {"t1_X": {}}
+    places = [call["properties"]["parameters"] for call in calls]
+    assert places == [{"$ref": "#/$defs/t0"}, {"$ref": "#/$defs/t1"}]
+    moved = {"type": "object", "properties": {"x": {"$ref": "#/$defs/t1/$defs/X"}}}
+    assert many["$defs"]["t0"] == TOOLS[0]["function"]["parameters"]
+    assert many["$defs"]["t1"] == moved | {"$defs": {"X": {}}}
     assert named == TOOLS[0]["function"]["parameters"]
     assert bare == {"type": "object", "properties": {}, "additionalProperties": False}
 
