@@ -247,6 +247,12 @@ class ChatRequest(TemplateFields, SamplingRequest):
         return read_choice(self.tool_choice, self.tools or ())
 
     @property
+    def names(self) -> Mapping[str, str]:
+        if not self.choice.forced:
+            return super().names
+        return {**self.renamed, "structured_outputs": "tools"}
+
+    @property
     def continued(self) -> str:
         """The text of the final message, where the answer continues it."""
         return self.messages[-1].text if self.continue_final_message else ""

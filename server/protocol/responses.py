@@ -206,6 +206,14 @@ class ResponsesRequest(SamplingRequest):
         return "max_output_tokens"
 
     @property
+    def names(self) -> Mapping[str, str]:
+        if self.choice.forced:
+            return {**self.renamed, "structured_outputs": "tools"}
+        if self.structured_outputs is None:
+            return {**self.renamed, "structured_outputs": "text.format"}
+        return self.renamed
+
+    @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from octavo import StructuredOutputsParams
+from octavo.core.errors import RequestError
 
 PATH = "/v1/chat/completions"
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {}}}
@@ -142,3 +143,39 @@ def test_a_schema_nested_too_deep_is_refused_at_once(connect, fake):
 def test_vllms_old_names_point_to_the_new_ones(connect, fake, name):
     error = post(connect, fake, chat({f"guided_{name}": "x"})).json()["error"]
     assert f"structured_outputs: {{{name}: ...}}" in error["message"]
+
+
+FUNCTION = {"name": "f", "parameters": {"type": "object"}}
+FORMAT = {"type": "json_schema", "schema": SCHEMA, "name": "x"}
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "param"),
+    [
+        (PATH, {"structured_outputs": {"json": SCHEMA}}, "structured_outputs"),
+        (PATH, {"response_format": {"type": "json_object"}}, "response_format"),
+        (
+            PATH,
+            {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "required"},
+            "tools",
+        ),
+        ("/v1/responses", {"structured_outputs": {"json": SCHEMA}}, "structured_outputs"),
+        ("/v1/responses", {"text": {"format": FORMAT}}, "text.format"),
+        (
+            "/v1/responses",
+            {"tools": [{"type": "function", **FUNCTION}], "tool_choice": "required"},
+            "tools",
+        ),
+    ],
+)
+def test_what_the_engine_refuses_has_the_clients_name(connect, fakes, path, more, param):
+    class Refusing(fakes.FakeAsyncLLM):
+        async def stream(self, *_, **__):
+            raise RequestError("structured_outputs: json: no", param="structured_outputs")
+            yield
+
+    given = {"input": "hi"} if path == "/v1/responses" else chat({})
+    answer = post(connect, Refusing(), {**given, **more}, path)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert (error["param"], error["message"]) == (param, f"{param}: json: no")
