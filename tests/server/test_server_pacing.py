@@ -12,6 +12,8 @@ import pytest
 
 from octavo.core.config.models import EngineConfig
 from octavo.server.app import create_app
+from octavo.server.generation import Collected
+from octavo.server.pacing import Piece
 
 
 def in_loop(test):
@@ -49,6 +51,18 @@ async def test_tokens_share_events(connect, fake, interval, sizes):
         assert [p["finish_reason"] for p in parts] == [None] * (len(parts) - 1) + ["length"]
         tokens = [value for part in parts for value in part["logprobs"]["token_logprobs"]]
         assert tokens == choice["logprobs"]["token_logprobs"]
+
+
+@pytest.mark.parametrize("joined", [Collected(), Piece(0)], ids=["whole", "paced"])
+def test_joining_deltas_copies_no_logprobs(fakes, joined):
+    def add(token):
+        joined.add(fakes.Choice(0, "a", [token], [fakes.logprobs(token, 0)]))
+        return joined.logprobs
+
+    found = add(0)
+    assert add(1) is found
+    assert add(2) is found
+    assert [list(entries) for entries in found] == [[0], [1], [2]]
 
 
 @in_loop
