@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 import octavo
+from octavo.core.contracts.tokenizer import Tokenizer
 from octavo.server.body import read_json
 from octavo.server.chat import render
 from octavo.server.errors import ApiError, from_exception
@@ -126,9 +128,12 @@ async def tokenize(request: Request) -> Response:
         tokens=prompt.token_ids,
     )
     if body.return_token_strs:
-        tokenizer = state.llm.tokenizer
-        answer.token_strs = [label(tokenizer.token_bytes(token)) for token in prompt.token_ids]
+        answer.token_strs = await asyncio.to_thread(_labels, state.llm.tokenizer, prompt.token_ids)
     return _json(answer.encode())
+
+
+def _labels(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[str]:
+    return [label(tokenizer.token_bytes(token)) for token in token_ids]
 
 
 def _parsed(state: ServerState, cls: type[R], data: dict[str, Any]) -> R:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -79,6 +80,27 @@ def test_models(connect, fake):
             card = (await client.get("/v1/models/alias")).json()
             assert card == models["data"][1]
             assert (await client.get("/v1/models/a/b")).status_code == 404
+
+    run(go())
+
+
+def test_names_of_tokens_are_made_off_the_event_loop(connect, fake, fakes):
+    threads = []
+
+    class Tokenizer(fakes.ByteTokenizer):
+        def token_bytes(self, token_id):
+            threads.append(threading.get_ident())
+            return super().token_bytes(token_id)
+
+    fake.tokenizer = Tokenizer()
+
+    async def go():
+        async with connect(fake) as client:
+            body = {"prompt": "ab", "return_token_strs": True}
+            answer = (await client.post("/tokenize", json=body)).json()
+            assert answer["token_strs"] == ["<s>", "a", "b"]
+        assert threads
+        assert threading.get_ident() not in threads
 
     run(go())
 
