@@ -104,9 +104,15 @@ class Compiling:
         return max(0.0, first - time.monotonic())
 
     def _take(self) -> None:
-        job = wire.to_compiler.decode(self._connection.recv_bytes())
-        assert isinstance(job, wire.Job), "only jobs come after the start"
-        self._waiting.append(job)
+        match wire.to_compiler.decode(self._connection.recv_bytes()):
+            case wire.Job() as job:
+                self._waiting.append(job)
+            case wire.Drop(id=number):
+                for job in [job for job in self._waiting if job.id == number]:
+                    self._waiting.remove(job)
+                    self._connection.send_bytes(wire.encode(wire.Dropped(number)))
+            case wire.Start():
+                raise AssertionError("the start comes once")
 
     def _fork(self, job: wire.Job) -> None:
         answer, childs_end = Pipe(duplex=False)

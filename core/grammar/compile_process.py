@@ -17,7 +17,7 @@ from octavo.core.grammar import wire
 
 logger = logging.getLogger(__name__)
 
-Answer = wire.Compiled | wire.Refused | wire.Broken
+Answer = wire.Compiled | wire.Refused | wire.Dropped | wire.Broken
 
 _MAIN = "octavo.core.grammar.compile_main"
 
@@ -48,7 +48,7 @@ class CompileProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def send(self, message: wire.Start | wire.Job) -> None:
+    def send(self, message: wire.ToCompiler) -> None:
         """Hand over a message; may wait until the process reads it. Should the process have ended,
         `on_end` says so."""
         with self._lock, contextlib.suppress(OSError):

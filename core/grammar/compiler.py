@@ -20,14 +20,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Either a grammar, with the number of bytes that it was loaded from, or an error. fault:
-    whether the error is not the specification's."""
+    """Either a grammar, with the number of bytes that it was loaded from, or an error, or neither
+    when compilation was dropped. fault: whether the error is not the specification's."""
 
     spec: StructuredOutputsParams
     grammar: Grammar | None = None
     size: int = 0
     error: str | None = None
     fault: bool = False
+    dropped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Drop:
+    spec: StructuredOutputsParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,7 @@ class GrammarCompiler:
     def __init__(self, make_tools: Callable[[], Tools]) -> None:
         self.results: queue.SimpleQueue[Result] = queue.SimpleQueue()
         self._make_tools = make_tools
-        self._jobs: queue.SimpleQueue[StructuredOutputsParams | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[StructuredOutputsParams | _Drop | None] = queue.SimpleQueue()
         self._open: dict[int, StructuredOutputsParams] = {}
         self._ids = itertools.count()
         self._lock = threading.Lock()
@@ -68,6 +74,11 @@ class GrammarCompiler:
         """Compile a specification."""
         self.preload()
         self._jobs.put(spec)
+
+    def drop(self, spec: StructuredOutputsParams) -> None:
+        """Nobody waits for a specification that was submitted. It comes to `results` all the same:
+        dropped, or with what became of it when it had begun."""
+        self._jobs.put(_Drop(spec))
 
     def close(self) -> None:
         """Stop; nothing more comes to `results`. More than one call is harmless."""
@@ -101,7 +112,9 @@ class GrammarCompiler:
                 logger.exception("the grammar engine cannot be made")
             tools, problem = None, f"the grammar engine cannot be made: {error}"
         while (spec := self._jobs.get()) is not None:
-            if tools is None:
+            if isinstance(spec, _Drop):
+                self._leave(spec.spec)
+            elif tools is None:
                 self._refuse(spec, problem, fault=True)
             elif tools.start is None:
                 self._here(tools.engine, spec)
@@ -131,6 +144,13 @@ class GrammarCompiler:
         if process.ended:  # it ended before it saw the job, and has said so already
             self._ended("ended")
 
+    def _leave(self, spec: StructuredOutputsParams) -> None:
+        with self._lock:
+            numbers = [number for number, each in self._open.items() if each == spec]
+        for number in numbers:
+            if self._process is not None:
+                self._process.send(wire.Drop(number))
+
     def _spawn(self, tools: Tools, start: wire.Start) -> None:
         def answered(answer: Answer) -> None:
             self._answered(tools.engine, answer)
@@ -152,6 +172,8 @@ class GrammarCompiler:
             spec = self._open.pop(answer.id)
         if isinstance(answer, wire.Compiled):
             self._load(engine, spec, answer.data)
+        elif isinstance(answer, wire.Dropped):
+            self.results.put(Result(spec, dropped=True))
         else:
             self._refuse(spec, answer.message, fault=answer.fault)
 

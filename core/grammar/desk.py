@@ -122,7 +122,9 @@ class Grammars:
             kept = [request for request in waiting if request.handle not in handles]
             gone += [request.handle for request in waiting if request.handle in handles]
             if waiting:
-                self._waiting[spec] = kept  # maybe none: its grammar is on its way all the same
+                self._waiting[spec] = kept
+                if not kept and self._compiler is not None:
+                    self._compiler.drop(spec)  # else who leaves would hold up who comes
         for item in [item for item in self._arrived if item[0].handle in handles]:
             self._arrived.remove(item)
             gone.append(item[0].handle)
@@ -163,6 +165,11 @@ class Grammars:
 
     def _receive(self, result: Result) -> None:
         waiting = self._waiting.pop(result.spec)
+        if result.dropped:
+            if waiting and self._compiler is not None:  # somebody has asked since
+                self._waiting[result.spec] = waiting
+                self._compiler.submit(result.spec)
+            return
         if result.grammar is None:
             message = result.error or "the grammar engine gave no reason"
             if result.fault:

@@ -35,6 +35,12 @@ class Job(msgspec.Struct, tag=True):
     spec: StructuredOutputsParams
 
 
+class Drop(msgspec.Struct, tag=True):
+    """Nobody waits for this job any more: leave it, if it has not begun."""
+
+    id: int
+
+
 class Compiled(msgspec.Struct, tag=True):
     """The answer to a job."""
 
@@ -50,17 +56,23 @@ class Refused(msgspec.Struct, tag=True):
     fault: bool = False
 
 
+class Dropped(msgspec.Struct, tag=True):
+    """The job was left."""
+
+    id: int
+
+
 class Broken(msgspec.Struct, tag=True):
     """The engine cannot be made: nothing will be compiled."""
 
     message: str
 
 
-ToCompiler = Start | Job
-FromCompiler = Compiled | Refused | Broken
+ToCompiler = Start | Job | Drop
+FromCompiler = Compiled | Refused | Dropped | Broken
 
 encode = msgspec.msgpack.Encoder().encode
-to_compiler: msgspec.msgpack.Decoder[Start | Job] = msgspec.msgpack.Decoder(ToCompiler)
-from_compiler: msgspec.msgpack.Decoder[Compiled | Refused | Broken] = msgspec.msgpack.Decoder(
-    FromCompiler
+to_compiler: msgspec.msgpack.Decoder[Start | Job | Drop] = msgspec.msgpack.Decoder(ToCompiler)
+from_compiler: msgspec.msgpack.Decoder[Compiled | Refused | Dropped | Broken] = (
+    msgspec.msgpack.Decoder(FromCompiler)
 )

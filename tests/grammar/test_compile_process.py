@@ -203,6 +203,37 @@ def test_it_ends_with_its_parent(start, tmp_path):
     assert gone(children[0])
 
 
+def test_what_nobody_waits_for_any_more_is_left(start):
+    compiler = make(msgspec.structs.replace(start, timeout_s=600.0, processes=1))
+    specs = [StructuredOutputsParams(regex=regex) for regex in ("sleep", "a", "b", "c")]
+    try:
+        for spec in specs:
+            compiler.submit(spec)
+        for spec in specs:
+            compiler.drop(spec)
+        found = [compiler.results.get(timeout=60) for _ in specs[1:]]
+    finally:
+        compiler.close()
+    assert [result.spec for result in found] == specs[1:]
+    assert all(result.dropped and result.grammar is result.error is None for result in found)
+
+
+def test_who_leaves_holds_up_nobody_and_who_comes_back_is_served(start):
+    core = make_fake_engine(grammars=Grammars(make(msgspec.structs.replace(start, processes=1))))
+    core.add(request(1, [1, 2], structured_outputs={"regex": "sleep"}))
+    for handle in (2, 3):
+        core.add(request(handle, [1, 2], structured_outputs={"regex": "abc1"}))
+    core.abort([2])
+    core.abort([3])
+    core.add(request(4, [1, 2], structured_outputs={"regex": "abc1"}))
+    collector = Collector(core).run(limit=100_000)
+    assert collector.reasons == {1: "error", 2: "abort", 3: "abort", 4: "stop"}
+    assert text_of(collector.tokens[4]) == "abc1"
+    assert core.grammars.pending == 0
+    assert_clean(core)
+    core.close()
+
+
 def test_other_requests_go_on_while_a_grammar_is_compiled_and_killed(start):
     core = make_fake_engine(grammars=Grammars(make(start)))
     control = [request(h, [h, 2, 3], 20, ignore_eos=True) for h in range(1, 4)]
