@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
+from starlette.routing import BaseRoute, Mount, Route
 
 from octavo.core.config.models import Choice, EngineConfig
 from octavo.core.config.show import plain
@@ -47,7 +47,7 @@ def plugin_routes(
 
 def _claim(route: BaseRoute, name: str, taken: dict[str, str]) -> None:
     """Note whose path it is."""
-    if not isinstance(route, Route | Mount) or isinstance(route, WebSocketRoute):
+    if not isinstance(route, Route | Mount):
         raise PluginError(
             f"route plugin '{name}' offers {type(route).__name__}, expected Route or Mount of "
             "starlette.routing",
