@@ -105,6 +105,6 @@ $(VENV)/.installed-dev: $(VENV)/.installed $(SPECS)
 	$(call say,"installing test tools")
 	@$(INSTALL) $(QUIET) --editable '.[dev,grammar]'
 	$(call say,"installing flashinfer (101 MB): its signatures are what calls are checked against")
-	@$(INSTALL) $(BAR) --no-deps flashinfer-python && $(INSTALL) $(QUIET) $(FLASHINFER_NEEDS) \
+	@$(INSTALL) $(QUIET) $(FLASHINFER_NEEDS) && $(INSTALL) $(BAR) --no-deps flashinfer-python \
 	  || echo "flashinfer cannot be installed here; its tests are skipped"
 	@touch $@
