@@ -129,4 +129,12 @@ TRACE_HOOKS = EnvVar(
     _switch,
 )
 
+_SECRET = (API_KEYS.name,)
+
+
+def for_child() -> dict[str, str]:
+    """This process's environment, for one that has no use for secrets."""
+    return {name: value for name, value in os.environ.items() if name not in _SECRET}
+
+
 ALL: tuple[EnvVar, ...] = (PLUGINS, CACHE_DIR, LOG_LEVEL, CPU_ISA, API_KEYS, TRACE_HOOKS)

@@ -10,11 +10,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from octavo.core import errors
+from octavo.core import envvars, errors
 from octavo.core.config.models import EngineConfig
 from octavo.core.engine_process import wire
 from octavo.core.engine_process.channel import Channel
@@ -244,7 +244,7 @@ class _Run:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             pass_fds=pass_fds,
-            env=child_environment(),
+            env=child_environment(envvars.for_child()),
         )
         threading.Thread(target=self._wait, name="engine-exit", daemon=True).start()
         self.channel = Channel(address(folder), wire.OWNER, on_message)
@@ -300,7 +300,7 @@ def plain(config: EngineConfig) -> dict[str, Any]:
     return data
 
 
-def child_environment() -> dict[str, str]:
+def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Environment for a Python process that imports from the same places as this one."""
     places = [place or os.getcwd() for place in sys.path]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(places))}
+    return {**environment, "PYTHONPATH": os.pathsep.join(dict.fromkeys(places))}

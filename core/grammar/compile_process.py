@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
+from octavo.core import envvars
 from octavo.core.grammar import wire
 
 logger = logging.getLogger(__name__)
@@ -80,4 +81,9 @@ def _environment() -> dict[str, str]:
     places = [place or os.getcwd() for place in sys.path]
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     path = os.pathsep.join(dict.fromkeys(places))
-    return {**os.environ, **one_thread, "PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
+    return {
+        **envvars.for_child(),
+        **one_thread,
+        "PYTHONPATH": path,
+        "TOKENIZERS_PARALLELISM": "false",
+    }

@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 MAX_TOKEN_S = 0.25
 """Seconds of CPU that following a grammar may take for one token of one sequence."""
 
+MAX_REPLAY_S = 1.0
+"""And for all the output of a sequence that was preempted."""
+
 _STUCK = f"{PARAM}: the grammar allows no token after the output so far"
 
 
@@ -63,9 +66,16 @@ class GrammarProcessor(HostLogitsProcessor):
         known = sorted(token for token in ends if 0 <= token < self._vocab_size)
         matcher = self._grammar_of(request.handle).matcher(known)
         row = _Row(matcher, frozenset(known), params.min_tokens)
+        began = self._clock()
         for token in request.output.tolist():
             if not self._take(row, token):
                 raise RequestError(_outside(token), param=PARAM)
+            if self._clock() - began > MAX_REPLAY_S:
+                raise RequestError(
+                    f"{PARAM}: the grammar is too ambiguous: following the output again after a "
+                    f"preemption took over {MAX_REPLAY_S:g} s",
+                    param=PARAM,
+                )
         self._rows[request.slot] = row
         return True
 

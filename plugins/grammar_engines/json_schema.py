@@ -299,7 +299,10 @@ def _multiples(out: dict[str, Any], place: str) -> None:
         ) from None
     if step <= 0 or not all(map(math.isfinite, (low, high))):
         raise _error(place, "'multipleOf' must be over 0, and its bounds finite")
-    first, last = math.ceil(low / step), math.floor(high / step)
+    try:
+        first, last = math.ceil(low / step), math.floor(high / step)
+    except ArithmeticError:
+        raise _error(place, "'multipleOf' is too small for its bounds") from None
     if last - first >= MAX_MULTIPLES:
         raise _error(place, f"'multipleOf' allows over {MAX_MULTIPLES} values here")
     values = [step * i for i in range(first, last + 1)]

@@ -259,6 +259,29 @@ def test_a_grammar_that_holds_up_the_step_loop_ends_its_request(make_desk, metho
     assert_clean(core)
 
 
+def test_following_a_long_output_again_has_a_limit(make_desk, monkeypatch):
+    """After a preemption the whole output is followed at once."""
+    from octavo.core.testing import regex_grammar
+
+    now = [0.0]
+    original = regex_grammar._Matcher.accept
+
+    def slow(self, token_id):
+        now[0] += 0.2
+        return original(self, token_id)
+
+    monkeypatch.setattr(regex_grammar._Matcher, "accept", slow)
+    core = make_fake_engine(grammars=make_desk(), num_blocks=9, max_num_seqs=2)
+    (masker,) = core._masks._processors
+    monkeypatch.setattr(masker, "_clock", lambda: now[0])
+    core.add(request(1, range(10, 20), 20, ignore_eos=True))
+    core.add(constrained(2, [2, 3], regex="[a-z]{30}", max_tokens=25))
+    collector = Collector(core).run()
+    assert collector.reasons == {1: "length", 2: "error"}
+    assert "following the output again after a preemption took over 1 s" in collector.errors[2]
+    assert_clean(core)
+
+
 def test_unconstrained_requests_never_reach_the_matcher(make_desk):
     core = make_fake_engine(grammars=make_desk())
     core.add(request(1, [1, 3], 20, ignore_eos=True))

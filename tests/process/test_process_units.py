@@ -182,3 +182,14 @@ def test_workers_share_the_limits() -> None:
 def test_no_limits_by_default() -> None:
     line, _ = queue(waiting=10**6, tokens=10**9)
     line.enter().settle([10**9])
+
+
+def test_children_that_need_no_keys_get_none(monkeypatch):
+    from octavo.core import envvars
+    from octavo.core.grammar import compile_process
+
+    monkeypatch.setenv("OCTAVO_API_KEYS", "secret-key")
+    monkeypatch.setenv("SOMETHING_ELSE", "kept")
+    for environment in (envvars.for_child(), compile_process._environment()):
+        assert "secret-key" not in environment.values()
+        assert environment["SOMETHING_ELSE"] == "kept"
