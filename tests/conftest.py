@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import venv
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +52,58 @@ else:
 def repository() -> Path:
     """The root of the checkout."""
     return ROOT
+
+
+PIP = ("--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check")
+FIXTURES = ("-p", "octavo.core.testing.pytest_plugin", "-p", "no:cacheprovider")
+"""Named for a tree that was installed before it had them; where it has, this changes nothing."""
+
+
+class IsolatedEnvironment:
+    """A virtual environment that sees what is installed here, for packages under test. Commands run
+    in `folder` unless told otherwise."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        where = folder / "venv"
+        venv.create(where, with_pip=False, symlinks=True)
+        self.python = str(where / "bin" / "python")
+        (site,) = where.glob("lib/python*/site-packages")
+        seen = [path for path in sys.path if "-packages" in path]
+        lines = [f"import site; site.addsitedir({path!r})" for path in seen]
+        (site / "here.pth").write_text("\n".join(lines) + "\n")
+        import octavo
+
+        self._env = dict(os.environ)
+        package = Path(octavo.__file__ or "").parent
+        if package.name == "octavo":  # a tree of links: on the path, not installed
+            self._env["PYTHONPATH"] = str(package.parent)
+
+    def run(self, *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """`python ARGS`."""
+        return subprocess.run(
+            [self.python, *args],
+            capture_output=True,
+            text=True,
+            env=self._env,
+            cwd=cwd or self.folder,
+            check=False,
+        )
+
+    def octavo(self, *args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """`octavo ARGS`."""
+        return self.run("-m", "octavo", *args, cwd=cwd)
+
+    def install(self, folders: Sequence[Path], *more: str) -> None:
+        """pip install, as a user would, but without asking an index."""
+        done = self.run("-m", "pip", "install", *PIP, *more, *map(str, folders))
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="session")
+def isolated() -> type[IsolatedEnvironment]:
+    """`isolated(folder)` makes a virtual environment in a folder."""
+    return IsolatedEnvironment
 
 
 @pytest.fixture(scope="session")

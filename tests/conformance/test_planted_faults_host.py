@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 
 import numpy as np
@@ -433,8 +432,16 @@ class SwallowsErrors(LocalExecutor):
 
 @planted(ExecutorSuite, "test_close_after_nothing")
 class LeavesItsThread(ThreadedExecutor):
+    left = []
+
     def close(self):
-        self.late = time.monotonic()
+        self.left.append(self)
+
+    @classmethod
+    def clean_up(cls):
+        for executor in cls.left:
+            ThreadedExecutor.close(executor)
+        cls.left.clear()
 
 
 @planted(ExecutorSuite, "test_start_reports_what_the_worker_reports")
@@ -712,6 +719,7 @@ class SharesAThought(ThinksOneWay):
 @pytest.mark.parametrize(("suite", "promise"), FAULTS)
 def test_the_fault_is_caught(suite, promise):
     verdict = run_promise(suite, promise)
+    LeavesItsThread.clean_up()
     assert verdict.outcome == "broken", f"{promise} did not notice"
     assert verdict.message
 

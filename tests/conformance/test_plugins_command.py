@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import venv
-from pathlib import Path
 
 import pytest
 
@@ -76,58 +71,34 @@ def test_new_writes_a_package_and_never_over_another(capsys, tmp_path, monkeypat
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory):
-    """A venv of its own that sees what is installed here; `run(...)` runs its python."""
-    folder = tmp_path_factory.mktemp("venv")
-    venv.create(folder, with_pip=False, symlinks=True)
-    python = folder / "bin" / "python"
-    (site,) = folder.glob("lib/python*/site-packages")
-    lines = [f"import site; site.addsitedir({path!r})" for path in sys.path if "-packages" in path]
-    (site / "here.pth").write_text("\n".join(lines) + "\n")
-    import octavo
-
-    env = {**os.environ, "PYTHONPATH": str(Path(octavo.__file__).parent.parent)}
-
-    def run(*args, cwd=folder):
-        return subprocess.run(
-            [python, *args], capture_output=True, text=True, env=env, cwd=cwd, check=False
-        )
-
-    return run
+def environment(tmp_path_factory, isolated):
+    return isolated(tmp_path_factory.mktemp("packages"))
 
 
-def install(environment, *folders):
-    """pip install, as a user would, but without asking an index."""
-    quiet = ("-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation")
-    done = environment(*quiet, "--disable-pip-version-check", *map(str, folders))
-    assert done.returncode == 0, done.stderr
-
-
-def octavo(environment, *args, **more):
-    return environment("-m", "octavo", *args, **more)
+FIXTURES = ("-p", "octavo.core.testing.pytest_plugin", "-p", "no:cacheprovider")
 
 
 def test_a_new_package_is_listed_checked_and_used(environment, tmp_path):
-    written = octavo(environment, "plugins", "new", "logits_processor", "rarer", cwd=tmp_path)
+    written = environment.octavo("plugins", "new", "logits_processor", "rarer", cwd=tmp_path)
     assert written.returncode == 0, written.stderr
     folder = tmp_path / "octavo-rarer"
-    install(environment, folder)
-    listed = octavo(environment, "plugins")
+    environment.install([folder])
+    listed = environment.octavo("plugins")
     assert "octavo-rarer" in listed.stdout
-    checked = octavo(environment, "plugins", "check", "octavo-rarer")
+    checked = environment.octavo("plugins", "check", "octavo-rarer")
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "0 broken" in checked.stdout
     assert "logits_processor rarer" in checked.stdout
-    tested = environment("-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder))
+    tested = environment.run("-m", "pytest", "-q", *FIXTURES, str(folder))
     assert tested.returncode == 0, tested.stdout
 
 
 def test_a_broken_package_is_told_apart(environment, tmp_path):
-    octavo(environment, "plugins", "new", "eviction_policy", "leaky", cwd=tmp_path)
+    environment.octavo("plugins", "new", "eviction_policy", "leaky", cwd=tmp_path)
     code = tmp_path / "octavo-leaky" / "octavo_leaky" / "eviction_policy.py"
     code.write_text(code.read_text().replace("self._order.pop(block, None)", "pass"))
-    install(environment, tmp_path / "octavo-leaky")
-    checked = octavo(environment, "plugins", "--json", "check", "octavo-leaky")
+    environment.install([tmp_path / "octavo-leaky"])
+    checked = environment.octavo("plugins", "--json", "check", "octavo-leaky")
     assert checked.returncode == 1
     found = json.loads(checked.stdout)
     broken = [v["promise"] for v in found["checked"][0]["verdicts"] if v["outcome"] == "broken"]
@@ -138,11 +109,11 @@ def test_a_broken_package_is_told_apart(environment, tmp_path):
 def test_every_kind_passes_check_as_generated(environment, tmp_path):
     names = {kind: f"fresh_{kind}" for kind in KINDS}
     for kind, name in names.items():
-        octavo(environment, "plugins", "new", kind, name, cwd=tmp_path)
-    install(environment, *tmp_path.iterdir())
+        environment.octavo("plugins", "new", kind, name, cwd=tmp_path)
+    environment.install(list(tmp_path.iterdir()))
     for name in names.values():
         package = f"octavo-{name.replace('_', '-')}"
-        checked = octavo(environment, "plugins", "check", package)
+        checked = environment.octavo("plugins", "check", package)
         assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
@@ -173,7 +144,6 @@ def test_fake(octavo_fake_engine, octavo_step_log):
     assert octavo_step_log.num_preemptions
 """
     )
-    plugin = "octavo.core.testing.pytest_plugin"
-    done = environment("-m", "pytest", "-q", "-p", plugin, "-p", "no:cacheprovider", str(tmp_path))
+    done = environment.run("-m", "pytest", "-q", *FIXTURES, str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 passed" in done.stdout

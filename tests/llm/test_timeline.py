@@ -53,7 +53,7 @@ def test_async_llm_too(way: str) -> None:
     asyncio.run(go())
 
 
-def test_a_stop_string_ends_the_timeline_as_an_abort() -> None:
+def test_a_stop_string_ends_the_timeline_as_a_stop() -> None:
     with LLM.from_engine(make_fake_engine(), inputs()) as llm:
         (free,) = llm.generate(PROMPT, SamplingParams(max_tokens=9, ignore_eos=True, seed=1), False)
         stop = free.outputs[0].text[2]
@@ -61,7 +61,7 @@ def test_a_stop_string_ends_the_timeline_as_an_abort() -> None:
         (output,) = llm.generate(PROMPT, params, use_tqdm=False)
         assert output.outputs[0].finish_reason == "stop"
         assert output.timeline is not None
-        assert output.timeline[-1]["reason"] == "abort"
+        assert output.timeline[-1]["reason"] == "stop"
 
 
 def test_priority_reaches_the_policy() -> None:

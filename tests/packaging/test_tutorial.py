@@ -2,53 +2,35 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
-import sys
-import venv
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
+# Installed with Octavo, unless this tree was installed before it had them.
+FIXTURES = ("-p", "octavo.core.testing.pytest_plugin", "-p", "no:cacheprovider")
+
+Run = Callable[[str], "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """Runs a line of shell in a venv of its own that sees what is installed here."""
-    folder = tmp_path / "venv"
-    venv.create(folder, with_pip=False, symlinks=True)
-    (site,) = folder.glob("lib/python*/site-packages")
-    lines = [f"import site; site.addsitedir({path!r})" for path in sys.path if "-packages" in path]
-    (site / "here.pth").write_text("\n".join(lines) + "\n")
-    import octavo
-
-    env = {**os.environ, "PYTHONPATH": str(Path(octavo.__file__).parent.parent)}
-    python = str(folder / "bin" / "python")
-    quiet = ["--quiet", "--no-index", "--no-build-isolation", "--disable-pip-version-check"]
-    commands = {
-        "octavo": [python, "-m", "octavo"],
-        "pip": [python, "-m", "pip"],
-        "python": [python],
-    }
-    # Installed with Octavo, unless this tree was installed before it had them.
-    fixtures = ["-p", "octavo.core.testing.pytest_plugin", "-p", "no:cacheprovider"]
+def run(tmp_path: Path, isolated: Any) -> Run:
+    """Runs a line of shell."""
+    environment = isolated(tmp_path)
+    quiet = ("--quiet", "--no-index", "--no-build-isolation", "--disable-pip-version-check")
 
     def run(line: str) -> subprocess.CompletedProcess[str]:
         name, *rest = shlex.split(line)
-        arguments = commands[name] + rest
-        if name == "pip":
-            arguments += quiet
-        if "pytest" in rest:
-            arguments += fixtures
-        return subprocess.run(
-            arguments, capture_output=True, text=True, env=env, cwd=tmp_path, check=False
-        )
+        start = {"octavo": ["-m", "octavo"], "pip": ["-m", "pip"], "python": []}[name]
+        more = [*(quiet if name == "pip" else ()), *(FIXTURES if "pytest" in rest else ())]
+        done: subprocess.CompletedProcess[str] = environment.run(*start, *rest, *more)
+        return done
 
     return run
 
