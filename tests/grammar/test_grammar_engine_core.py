@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
+import numpy as np
 import pytest
 
+from octavo.core.contracts import NoOptions
+from octavo.core.contracts.grammar_engine import GrammarEngineContext, GrammarVocabulary
+from octavo.core.contracts.logits_processor import AttachedRequest
 from octavo.core.errors import RequestError
 from octavo.core.grammar.compiler import GrammarCompiler
 from octavo.core.grammar.desk import REMEMBERED_S
+from octavo.core.grammar.processor import GrammarProcessor
+from octavo.core.sampling_params import SamplingParams
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.core.testing.fake_engine import (
     EOS,
@@ -18,6 +25,7 @@ from octavo.core.testing.fake_engine import (
     make_fake_engine,
     request,
 )
+from octavo.core.testing.regex_grammar import RegexGrammarEngine
 
 from .conftest import text_of
 
@@ -259,27 +267,27 @@ def test_a_grammar_that_holds_up_the_step_loop_ends_its_request(make_desk, metho
     assert_clean(core)
 
 
-def test_following_a_long_output_again_has_a_limit(make_desk, monkeypatch):
+def test_following_a_long_output_again_has_a_limit():
     """After a preemption the whole output is followed at once."""
-    from octavo.core.testing import regex_grammar
+    tokens = tuple(bytes([byte]) for byte in range(97))
+    engine = RegexGrammarEngine(
+        NoOptions(), GrammarEngineContext(GrammarVocabulary(tokens, (EOS,)))
+    )
+    spec = StructuredOutputsParams(regex="[0-9]{30}")
+    grammar = engine.load(engine.compile(spec))
+    ticks = itertools.count()
 
-    now = [0.0]
-    original = regex_grammar._Matcher.accept
+    def attach(count, seconds_a_token):
+        processor = GrammarProcessor(lambda _: grammar, 97, lambda: next(ticks) * seconds_a_token)
+        params = SamplingParams(structured_outputs=spec)
+        output = np.full(count, ord("7"), np.int32)
+        return processor.attach(AttachedRequest(0, 1, output[:1], output, params, (EOS,)))
 
-    def slow(self, token_id):
-        now[0] += 0.2
-        return original(self, token_id)
-
-    monkeypatch.setattr(regex_grammar._Matcher, "accept", slow)
-    core = make_fake_engine(grammars=make_desk(), num_blocks=9, max_num_seqs=2)
-    (masker,) = core._masks._processors
-    monkeypatch.setattr(masker, "_clock", lambda: now[0])
-    core.add(request(1, range(10, 20), 20, ignore_eos=True))
-    core.add(constrained(2, [2, 3], regex="[a-z]{30}", max_tokens=25))
-    collector = Collector(core).run()
-    assert collector.reasons == {1: "length", 2: "error"}
-    assert "following the output again after a preemption took over 1 s" in collector.errors[2]
-    assert_clean(core)
+    assert attach(20, 0.001)
+    assert attach(4, 0.2)
+    with pytest.raises(RequestError, match="again after a preemption took over 1 s") as caught:
+        attach(20, 0.2)
+    assert caught.value.param == "structured_outputs"
 
 
 def test_unconstrained_requests_never_reach_the_matcher(make_desk):
