@@ -210,7 +210,7 @@ class EngineCore:
                 sample_s=result.sample_s,
                 commit_s=commit_s,
                 num_running=scheduler.num_running,
-                num_waiting=scheduler.num_waiting,
+                num_waiting=scheduler.num_waiting + self.grammars.pending,
                 num_tokens=int(step.plan.counts.sum()),
                 num_prefill=planned.num_prefill_tokens,
                 num_sampled=len(outputs.handles),
@@ -229,7 +229,7 @@ class EngineCore:
         self.observers.state(
             StateRecord(
                 num_running=scheduler.num_running,
-                num_waiting=scheduler.num_waiting,
+                num_waiting=scheduler.num_waiting + self.grammars.pending,
                 num_swapped=scheduler.num_swapped,
                 kv=scheduler.kv.stats(),
             )

@@ -26,6 +26,7 @@ from octavo.core.testing.fake_engine import (
     request,
 )
 from octavo.core.testing.regex_grammar import RegexGrammarEngine
+from octavo.core.testing.step_log import StepLog
 
 from .conftest import text_of
 
@@ -153,6 +154,20 @@ def test_requests_that_wait_for_a_grammar_take_no_seat(make_desk, gated):
     assert gated.compiled == ["slow|abc"]
     assert [output(collector, h) in ("slow", "abc") for h in (1, 2)] == [True, True]
     assert_clean(core)
+
+
+def test_requests_that_wait_for_a_grammar_are_counted_as_waiting(make_desk, gated):
+    log = StepLog()
+    core = make_fake_engine(grammars=make_desk(), observers=[("log", log)])
+    core.add(constrained(1, [1], regex="slow|abc"))
+    assert gated.waiting.wait(30)
+    core.add(request(2, [1, 3], 4, ignore_eos=True))
+    while not log.requests:
+        core.step()
+    assert {record.num_waiting for record in log.steps} == {1}
+    gated.gate.set()
+    Collector(core).run()
+    assert log.steps[-1].num_waiting == 0
 
 
 def test_aborted_while_its_grammar_is_compiled(make_desk, gated):
