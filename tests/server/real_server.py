@@ -109,7 +109,8 @@ class RealServer:
     def _is_engine(self, folder: Path) -> bool:
         try:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            return parent == self.process.pid
+            ours = parent == self.process.pid  # so are those that render chat templates
+            return ours and b"octavo.core.engine_process" in (folder / "cmdline").read_bytes()
         except (OSError, ValueError):
             return False
 
