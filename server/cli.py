@@ -270,7 +270,8 @@ def validate(args: argparse.Namespace) -> int:
         print(error_line(error), file=sys.stderr)
     if errors:
         return 2
-    print(f"{args.config or 'configuration'}: valid")
+    model = f"the configuration of model '{args.model_source}' (which was not looked for)"
+    print(f"{args.config or (model if args.model_source else 'configuration')}: valid")
     return 0
 
 

@@ -198,9 +198,12 @@ def header_id(request: Request) -> str | None:
 
 
 def names_header(names: Sequence[str]) -> str:
-    """Names that a client sent, safe in a header."""
-    plain = [name for name in names if name.isascii() and name.isidentifier()]
-    return ", ".join(plain)[:1000] or "?"
+    """Names that a client sent, safe in a header: as many whole ones as fit."""
+    plain = [name for name in names if name.isascii() and name.isidentifier() and len(name) <= 100]
+    text = ", ".join(plain)
+    if len(text) > 1000:
+        text = text[:1000].rpartition(", ")[0] + ", ..."
+    return text or "?"
 
 
 def has_more(choice: Choice) -> bool:

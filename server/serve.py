@@ -193,7 +193,11 @@ def _unlinked(config: EngineConfig) -> Iterator[None]:
 def _announce(report: Any, names: Sequence[str], max_model_len: int, url: str) -> None:
     for line in report.lines() if report is not None else ():
         print(line)
-    print(f"Serving model {', '.join(names)} with {max_model_len} tokens of context")
+    context = f"{max_model_len} tokens of context"
+    held = getattr(report, "max_sequence_tokens", max_model_len)
+    if held < max_model_len:
+        context += f", of which the KV cache holds {held}"
+    print(f"Serving model {', '.join(names)} with {context}")
     if not url.startswith("unix:"):
         print(f"What it does, live, and a chat: {url}/dashboard")
     print(f"Octavo is ready on {url}", flush=True)

@@ -74,6 +74,14 @@ def _argument(path: str) -> str:
 def _validate(
     data: dict[str, Any], origin: Origin, errors: list[ConfigError] | None
 ) -> EngineConfig:
+    odd = [key for key in data if not isinstance(key, str)]
+    if odd:
+        file, _ = origin.where(())
+        raise ConfigError(
+            f"a section must be named by text, got {show(odd[0])} (quote what YAML takes for "
+            "something else)",
+            file=file,
+        )
     try:
         config = EngineConfig.model_validate(data)
     except ValidationError as exc:

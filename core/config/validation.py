@@ -131,7 +131,7 @@ def _step(data: Any, part: str | int) -> tuple[bool, Any]:
 
 def suggest(path: Path, model: type[BaseModel]) -> str:
     """The nearest known key for an unknown one: in its own section, else anywhere."""
-    name = str(path[-1])
+    name = str(path[-1]) if path else ""
     section = model_at(model, path[:-1])
     known = list(section.model_fields) if section else []
     hint = nearest(name, known)

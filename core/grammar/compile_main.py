@@ -186,6 +186,8 @@ def compile_one(
     except MemoryError:
         return wire.Refused(job.id, f"{PARAM}: the grammar takes too much memory to compile")
     except Exception as error:
+        if "bad_alloc" in str(error):  # what C++ says for MemoryError
+            return wire.Refused(job.id, f"{PARAM}: the grammar takes too much memory to compile")
         name = type(engine).__name__
         return wire.Refused(
             job.id,

@@ -25,6 +25,9 @@ PROMPT_SCHEMA = {
 }
 
 
+CHAT = "it belongs to /v1/chat/completions"
+
+
 class CompletionRequest(SamplingRequest):
     """Body of `POST /v1/completions`."""
 
@@ -32,6 +35,12 @@ class CompletionRequest(SamplingRequest):
         **UNSUPPORTED,
         "suffix": Unsupported("fill-in-the-middle is not built in", ("",)),
         "best_of": Unsupported("ask for n choices", (1,)),
+        "max_completion_tokens": Unsupported("here it is max_tokens"),
+        "top_logprobs": Unsupported("here it is logprobs"),
+        "messages": Unsupported(CHAT),
+        "tools": Unsupported(CHAT, ([],)),
+        "tool_choice": Unsupported(CHAT, ("none", "auto")),
+        "parallel_tool_calls": Unsupported(CHAT, (True, False)),
     }
 
     prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)] = Field(

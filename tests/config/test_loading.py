@@ -342,3 +342,14 @@ def test_origin_is_not_part_of_the_value(load):
     assert config.origin.where(("model", "source")) == (None, None)
     mapping = {"scheduler": {"policy": {"name": "fair", "weights": {"gold": 3}}}}
     assert config == load_config(mapping=mapping)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"), [("null: 2", "null"), ("1: {}", "1"), ("on: {}", "true")]
+)
+def test_a_section_that_is_not_named_by_text(tmp_path, text, shown):
+    file = tmp_path / "odd.yaml"
+    file.write_text(f"model: {{source: x}}\n{text}\n")
+    for errors in (None, []):
+        with pytest.raises(ConfigError, match=f"must be named by text, got {shown}"):
+            load_config(file, errors=errors)

@@ -317,3 +317,13 @@ def test_arguments_of_plugins_reach_the_engine(connect, fake):
     response = run(post(connect, fake, "/v1/completions", {**body, "vllm_xargs": {"a": {}}}))
     assert response.status_code == 400
     assert "vllm_xargs" in response.text
+
+
+@pytest.mark.parametrize("name", ["max_completion_tokens", "top_logprobs", "messages", "tools"])
+def test_parameters_of_chat_are_refused_by_name(connect, fake, name):
+    value = [{"type": "function"}] if name in ("messages", "tools") else 3
+    body = {"prompt": "Hi", "max_tokens": 2, name: value}
+    response = run(post(connect, fake, "/v1/completions", body))
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == name
+    assert run(post(connect, fake, "/v1/completions", {**body, name: None})).status_code == 200

@@ -383,3 +383,15 @@ def test_routes(connect, fake):
             assert response.headers["allow"] == "POST"
 
     run(go())
+
+
+@pytest.mark.parametrize("count", [100, 399, 400, 401, 3000])
+def test_names_of_many_unknown_parameters_fit_into_a_header(count):
+    from octavo.server.endpoint import names_header
+
+    text = names_header([f"k{i}" for i in range(count)])
+    assert len(text) <= 1010
+    assert text == text.strip()
+    assert text.endswith(f"k{count - 1}") or text.endswith(", ...")
+    assert names_header(["x" * 5000, "ok"]) == "ok"
+    assert names_header(["größe", "a b"]) == "?"
