@@ -26,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from octavo.backends.attention.features import missing_feature, uneven_heads
 from octavo.backends.attention.flex_options import FlexOptions
 from octavo.core.contracts.attention_backend import (
     AttentionBackend,
@@ -89,15 +90,9 @@ class FlexAttention(AttentionBackend):
 
     @staticmethod
     def supports(spec: AttentionSpec, platform: Platform) -> str | None:
-        for name, what in (
-            ("sinks", "attention sinks"),
-            ("alibi", "ALiBi"),
-            ("latent", "latent attention"),
-        ):
-            if getattr(spec, name):
-                return f"the flex backend has no {what}"
-        if spec.num_heads % spec.num_kv_heads:
-            return f"{spec.num_heads} query heads cannot share {spec.num_kv_heads} KV heads evenly"
+        reason = missing_feature(spec, "flex") or uneven_heads(spec)
+        if reason is not None:
+            return reason
         if platform.device == "cuda" and min(spec.head_size, spec.value_head_size) < 16:
             return "the flex backend takes heads of 16 values at least on cuda"
         return None

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from octavo.backends.attention.features import missing_feature, uneven_heads
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.attention_backend import (
     AttentionBackend,
@@ -104,16 +105,7 @@ class TorchAttention(AttentionBackend):
 
     @staticmethod
     def supports(spec: AttentionSpec, platform: Platform) -> str | None:
-        for name, what in (
-            ("sinks", "attention sinks"),
-            ("alibi", "ALiBi"),
-            ("latent", "latent attention"),
-        ):
-            if getattr(spec, name):
-                return f"the torch backend has no {what}"
-        if spec.num_heads % spec.num_kv_heads:
-            return f"{spec.num_heads} query heads cannot share {spec.num_kv_heads} KV heads evenly"
-        return None
+        return missing_feature(spec, "torch") or uneven_heads(spec)
 
     @staticmethod
     def kv_layouts(spec: AttentionSpec) -> list[KVLayout]:

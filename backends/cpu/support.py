@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from octavo.backends.attention.features import missing_feature, uneven_heads
 from octavo.backends.cpu.build import probe as compiler
 from octavo.core.contracts import Availability, Platform, ProbeContext
 from octavo.core.contracts.model import AttentionSpec
@@ -12,17 +13,14 @@ HEAD_MOST = 512
 
 def unsupported(spec: AttentionSpec, platform: Platform) -> str | None:
     """None when the kernels can compute the layer there, else why not."""
-    for name, what in (
-        ("sinks", "attention sinks"),
-        ("alibi", "ALiBi"),
-        ("latent", "latent attention"),
-    ):
-        if getattr(spec, name):
-            return f"the cpu backend has no {what}"
+    reason = missing_feature(spec, "cpu")
+    if reason is not None:
+        return reason
     if platform.device != "cpu":
         return f"the cpu backend does not run on {platform.device}"
-    if spec.num_heads % spec.num_kv_heads:
-        return f"{spec.num_heads} query heads cannot share {spec.num_kv_heads} KV heads evenly"
+    reason = uneven_heads(spec)
+    if reason is not None:
+        return reason
     size = max(spec.head_size, spec.value_head_size)
     if size > HEAD_MOST:
         return f"heads have {size} values, the cpu backend takes {HEAD_MOST} at most"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from octavo.backends.attention.features import missing_feature, uneven_heads
 from octavo.core.contracts import Availability, Platform, ProbeContext
 from octavo.core.contracts.model import AttentionSpec
 
@@ -13,17 +14,14 @@ CAPABILITY = (8, 0)
 
 def unsupported(spec: AttentionSpec, platform: Platform) -> str | None:
     """None when the kernels can compute the layer there, else why not."""
-    for name, what in (
-        ("sinks", "attention sinks"),
-        ("alibi", "ALiBi"),
-        ("latent", "latent attention"),
-    ):
-        if getattr(spec, name):
-            return f"the flashinfer backend has no {what}"
+    reason = missing_feature(spec, "flashinfer")
+    if reason is not None:
+        return reason
     if platform.device != "cuda":
         return f"the flashinfer backend runs on cuda, this is {platform.device}"
-    if spec.num_heads % spec.num_kv_heads:
-        return f"{spec.num_heads} query heads cannot share {spec.num_kv_heads} KV heads evenly"
+    reason = uneven_heads(spec)
+    if reason is not None:
+        return reason
     if spec.head_size != spec.value_head_size:
         return (
             f"keys have {spec.head_size} values and values {spec.value_head_size}, the flashinfer "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from octavo.backends.attention.features import missing_feature, uneven_heads
 from octavo.core.contracts import Availability, Platform, ProbeContext
 from octavo.core.contracts.model import AttentionSpec
 
@@ -35,20 +36,17 @@ def _too_old(platform: Platform) -> str | None:
 
 def unsupported(spec: AttentionSpec, platform: Platform) -> str | None:
     """None when the kernels can compute the layer there, else why not."""
-    for name, what in (
-        ("sinks", "attention sinks"),
-        ("alibi", "ALiBi"),
-        ("latent", "latent attention"),
-    ):
-        if getattr(spec, name):
-            return f"the triton backend has no {what}"
+    reason = missing_feature(spec, "triton")
+    if reason is not None:
+        return reason
     if platform.device != "cuda" and not interpreting():
         return f"the triton backend runs on cuda, this is {platform.device}"
     reason = _too_old(platform)
     if reason:
         return reason
-    if spec.num_heads % spec.num_kv_heads:
-        return f"{spec.num_heads} query heads cannot share {spec.num_kv_heads} KV heads evenly"
+    reason = uneven_heads(spec)
+    if reason is not None:
+        return reason
     size = max(spec.head_size, spec.value_head_size)
     if size > HEAD_MOST:
         return f"heads have {size} values, the triton backend takes {HEAD_MOST} at most"

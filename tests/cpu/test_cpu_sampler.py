@@ -13,35 +13,14 @@ from hypothesis import strategies as st
 
 from octavo.backends.cpu.sampler import CpuSampler
 from octavo.core.contracts import NoOptions
-from octavo.core.contracts.sampler import SamplerContext, SamplingBatch
-from octavo.core.messages import AdmittedRow
-from octavo.core.runner.sampling_state import SamplingState
+from octavo.core.contracts.sampler import SamplerContext
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.testing.conformance.sampler import make_batch
 from octavo.plugins.samplers.torch_sampler import TorchSampler
 
 CPU = torch.device("cpu")
 Row = tuple[SamplingParams, int, int, int]
 """Parameters, seed, position, index."""
-
-
-def make_batch(vocab_size: int, rows: Sequence[Row]) -> SamplingBatch:
-    state = SamplingState(len(rows), vocab_size, CPU)
-    for slot, (params, seed, _, index) in enumerate(rows):
-        state.attach(
-            AdmittedRow(
-                slot=slot,
-                handle=slot,
-                token_ids=np.array([0], np.int32),
-                num_prompt=1,
-                num_computed=0,
-                blocks=np.zeros((1, 1), np.int32),
-                sampling=params,
-                seed=seed,
-                index=index,
-            )
-        )
-    positions = np.array([position for _, _, position, _ in rows], np.int64)
-    return state.batch(np.arange(len(rows), dtype=np.intp), positions)
 
 
 def both(logits: np.ndarray, rows: Sequence[Row], library: Any = None) -> list[tuple[Any, Any]]:
