@@ -1,0 +1,22 @@
+"""Small host arrays on their way to the device, without waiting for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+
+def upload(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """A tensor on the device with the array's values and dtype (intp as int64).
+
+    A copy from pageable memory waits until everything that was launched before it is done. This one
+    is made from pinned memory, in stream order; the allocator keeps that memory until the copy has
+    run. On a CPU the tensor may share the array's memory.
+    """
+    host = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type != "cuda":
+        return host.to(device)
+    return host.pin_memory().to(device, non_blocking=True)
