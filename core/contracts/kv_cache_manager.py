@@ -95,7 +95,8 @@ class KVCacheManagerContext:
 class KVStats:
     """num_blocks counts what can be handed out; num_free counts blocks without content;
     num_evictable those with reusable content and no user. Queries and hits are tokens, since
-    start; hits include those of the host cache.
+    start, of every admission (the core leaves out those after a preemption where it shows them);
+    hits include those of the host cache.
 
     num_swap_blocks, num_free_swap_blocks: host blocks for swapping. host_cache_blocks,
     host_cache_used: host blocks for evicted content. host_cache_queries: tokens that were not found

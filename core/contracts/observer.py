@@ -37,7 +37,8 @@ class StepRecord:
     prompts (or are recomputed). num_sampled: tokens produced. num_preempted: preemptions since
     start. preemptions: those that this step's plan made. swapped_in: handles that it brought back
     from the host. num_copies: block copies that it ran, copy_s: how long those between host and
-    device took. num_swapped: sequences whose KV is on the host."""
+    device took. num_swapped: sequences whose KV is on the host. kv: its prefix queries and hits are
+    those of first admissions; a sequence that comes back after a preemption counts no more."""
 
     step: int
     started: float

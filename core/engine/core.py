@@ -215,7 +215,7 @@ class EngineCore:
                 num_prefill=planned.num_prefill_tokens,
                 num_sampled=len(outputs.handles),
                 num_preempted=scheduler.num_preemptions,
-                kv=scheduler.kv.stats(),
+                kv=scheduler.prefix_counts.stats(),
                 num_swapped=scheduler.num_swapped,
                 preemptions=planned.log.records,
                 swapped_in=planned.log.swapped_in,
@@ -231,7 +231,7 @@ class EngineCore:
                 num_running=scheduler.num_running,
                 num_waiting=scheduler.num_waiting + self.grammars.pending,
                 num_swapped=scheduler.num_swapped,
-                kv=scheduler.kv.stats(),
+                kv=scheduler.prefix_counts.stats(),
             )
         )
 

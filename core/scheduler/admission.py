@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -137,10 +138,11 @@ class Admission:
             return None
         slot = scheduler.slots.take()
         # Blocks for the whole prompt at once: a prompt that was begun never waits half-way.
-        if swapped is None:
-            copies = kv.admit(slot, sequence.digest, match, total)
-        else:
+        if swapped is not None:
             copies = kv.swap_in(slot, swapped, total)
+        else:
+            with self._counting(sequence):
+                copies = kv.admit(slot, sequence.digest, match, total)
         if copies is None:
             scheduler.slots.give_back(slot)
             return None
@@ -184,13 +186,19 @@ class Admission:
         scheduler = self._s
         slot = scheduler.slots.take()
         shared = sequence.num_prompt - 1  # it computes the prompt's last token itself, to sample
-        copies = scheduler.kv.fork(parent.slot, slot, shared)
+        with self._counting(sequence):
+            copies = scheduler.kv.fork(parent.slot, slot, shared)
         if copies is None:
             scheduler.slots.give_back(slot)
             return None
         scheduler.copies.extend(copies)
         self._seat(sequence, slot, shared)
         return slot, 1
+
+    def _counting(self, sequence: Sequence) -> AbstractContextManager[None]:
+        """Around what counts as a lookup, unless this sequence was admitted before."""
+        again = sequence.admitted_at is not None
+        return self._s.prefix_counts.left_out() if again else nullcontext()
 
     def _seat(self, sequence: Sequence, slot: int, num_computed: int) -> None:
         scheduler = self._s

@@ -35,6 +35,7 @@ from octavo.core.scheduler.copies import CopyList
 from octavo.core.scheduler.growth import Growth
 from octavo.core.scheduler.planning import Planner
 from octavo.core.scheduler.preemption import Preemption
+from octavo.core.scheduler.prefix_counts import PrefixCounts
 from octavo.core.scheduler.results import Results
 from octavo.core.scheduler.state import Phase, RowSet, Sequence, SlotTable, StopTokens
 from octavo.core.scheduler.step import InFlight, SchedulerLimits
@@ -58,6 +59,7 @@ class Scheduler:
         self.decoding, self.prefilling = RowSet(), RowSet()
         self.in_flight: deque[InFlight] = deque()
         self.copies = CopyList()
+        self.prefix_counts = PrefixCounts(kv)
         self.preemption = Preemption(self, preemption)
         self.admission = Admission(self)
         self.growth = Growth(self)
@@ -301,7 +303,7 @@ class Scheduler:
         return self._steps
 
     def stats(self) -> SchedulerStats:
-        kv, preemption = self.kv.stats(), self.preemption
+        kv, preemption = self.prefix_counts.stats(), self.preemption
         return SchedulerStats(
             num_running=self.num_running,
             num_waiting=self.num_waiting,

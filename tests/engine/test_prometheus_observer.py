@@ -121,6 +121,36 @@ def test_preemption_swaps_and_the_host_cache(board):
     assert value(board, "external_prefix_cache_hits") == stats.host_cache_hits
 
 
+@pytest.mark.parametrize("manager", ["paged", "radix"])
+def test_who_comes_back_after_a_preemption_counts_no_more(board, manager):
+    """Sequences that find their own prefix again would make any traffic look like one that hits."""
+    ends = []
+    observer = PrometheusObserver(PrometheusOptions(memory=board.fd), ObserverContext(report={}))
+    observer.on_request = ends.append
+    engine = make_fake_engine(
+        observers=[("prometheus", observer)],
+        manager=manager,
+        num_blocks=20,
+        max_num_seqs=6,
+        num_host_cache_blocks=20 if manager == "paged" else 0,
+    )
+    reqs = [request(h, [7] * 8 + [h], 24, ignore_eos=True) for h in range(10, 20)]
+    reqs += [request(h, [7] * 8 + [10], 24, ignore_eos=True, parent=10) for h in (20, 21)]
+    for req in reqs:
+        engine.add(req)
+    Collector(engine).run()
+    assert sum(end.num_preemptions for end in ends) > 0
+    stats, counted = engine.scheduler.stats(), engine.scheduler.kv.stats()
+    assert stats.prefix_queries == value(board, "prefix_cache_queries") == 9 * len(reqs)
+    assert counted.prefix_queries > stats.prefix_queries
+    assert stats.prefix_hits == value(board, "prefix_cache_hits")
+    assert stats.prefix_hits == sum(end.num_cached for end in ends) > 0
+    assert counted.prefix_hits > stats.prefix_hits
+    assert value(board, "external_prefix_cache_queries") == stats.host_cache_queries
+    assert stats.host_cache_queries <= stats.prefix_queries
+    assert (stats.host_cache_queries < counted.host_cache_queries) == (manager == "paged")
+
+
 def test_counters_go_on_in_the_next_engine(board):
     for _ in range(2):
         engine = observed(board)

@@ -63,7 +63,7 @@ ENGINE: tuple[Family, ...] = (
     Family("num_preemptions", "counter", "Preemptions of sequences."),
     Family("num_swap_outs", "counter", "Preemptions that moved the KV to the host."),
     Family("num_swap_ins", "counter", "Sequences whose KV was brought back from the host."),
-    Family("prefix_cache_queries", "counter", "Tokens looked up in the prefix cache."),
+    Family("prefix_cache_queries", "counter", "Prompt tokens looked up in the prefix cache."),
     Family("prefix_cache_hits", "counter", "Of those: tokens found, on the device or the host."),
     Family(
         "external_prefix_cache_queries",
