@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from octavo.core.errors import RequestError
 from octavo.core.sampling_params import SamplingParams
 from octavo.server.disconnect import cancel
 from octavo.server.engine import Choice, Engine, Output, TokenLogprob, closing
@@ -199,6 +200,7 @@ class Run:
         self._llm: Engine = state.llm
         self._state, self._job = state, job
         self._mine: set[str] = set()
+        self._refused = False  # by the engine, before it began
 
     async def __aenter__(self) -> Run:
         self._state.in_flight += 1
@@ -258,18 +260,20 @@ class Run:
     async def _one(self, index: int) -> AsyncGenerator[tuple[int, Output], None]:
         prompt, params = self._job.prompts[index], self._job.params[index]
         limit = 0 if params.max_tokens is None else params.max_tokens
+        outputs = self._stream(prompt, params) if limit else self._score(prompt, params)
         with self._state.metrics.request(
             len(prompt.token_ids), params.n, limit, self._job.arrived
         ) as tally:
-            if params.max_tokens == 0:
-                scored = await self._score(prompt, params)
-                tally.add(scored)
-                yield index, scored
-                return
-            async with contextlib.aclosing(self._stream(prompt, params)) as outputs:
-                async for output in outputs:
-                    tally.add(output)
-                    yield index, output
+            try:
+                async with contextlib.aclosing(outputs):
+                    async for output in outputs:
+                        tally.add(output)
+                        yield index, output
+            except RequestError:
+                self._refused |= not tally.begun
+                raise
+            finally:
+                tally.refused = self._refused
 
     async def _stream(self, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[Output, None]:
         body = self._job.body
@@ -299,12 +303,13 @@ class Run:
         if aborted and self._state.draining:
             raise unavailable("the server is stopping; the answer is incomplete", "server_stopping")
 
-    async def _score(self, prompt: Prompt, params: SamplingParams) -> Output:
+    async def _score(self, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[Output, None]:
         """No tokens are wanted: the engine computes one for the prompt's logprobs, and it is
         dropped."""
         blank = BlankOutput([Blank(index) for index in range(params.n)])
         if params.prompt_logprobs is None:
-            return blank
+            yield blank
+            return
         one = msgspec.structs.replace(
             params, n=1, max_tokens=1, min_tokens=0, logprobs=None, structured_outputs=None
         )
@@ -314,7 +319,7 @@ class Run:
                     blank.prompt_logprobs = output.prompt_logprobs
                 if output.num_cached_tokens is not None:
                     blank.num_cached_tokens = output.num_cached_tokens
-        return blank
+        yield blank
 
 
 @dataclass

@@ -136,10 +136,11 @@ _RANK = {reason: rank for rank, reason in enumerate(SEVERITY)}
 
 class Tally:
     """Counts one prompt with its n choices as one request, also when it ends badly. A context
-    manager around its outputs."""
+    manager around its outputs. begun: whether there was one. refused: the engine did not take it,
+    for the client's fault; like what the server refuses itself, it is not counted at all."""
 
-    __slots__ = ("_arrived", "_begun", "_last", "_metrics", "_open", "_worst", "generated",
-                 "max_tokens", "n", "num_prompt")  # fmt: skip
+    __slots__ = ("_arrived", "_last", "_metrics", "_open", "_worst", "begun", "generated",
+                 "max_tokens", "n", "num_prompt", "refused")  # fmt: skip
 
     def __init__(
         self, metrics: Metrics, num_prompt: int, n: int, max_tokens: int, arrived: float
@@ -148,13 +149,14 @@ class Tally:
         self.num_prompt, self.n, self.max_tokens = num_prompt, n, max_tokens
         self.generated: dict[int, int] = {}  # tokens of each choice
         self._last: dict[int, float] = {}
-        self._open, self._worst, self._begun = n, 0, False
+        self._open, self._worst = n, 0
+        self.begun = self.refused = False
 
     def add(self, output: Output) -> None:
         """An output with what is new, as the server got it."""
         now, metrics, last = perf_counter(), self._metrics, self._last
-        if not self._begun:
-            self._begun = True
+        if not self.begun:
+            self.begun = True
             metrics.prompt(self.num_prompt, output.num_cached_tokens or 0)
         for choice in output.outputs:
             count = len(choice.token_ids)
@@ -180,6 +182,8 @@ class Tally:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self.refused and not self.begun:
+            return
         reason = SEVERITY[self._worst]
         if isinstance(error, Exception) and not isinstance(error, ApiError):
             reason = "error"

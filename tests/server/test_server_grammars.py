@@ -120,6 +120,21 @@ def test_a_bad_grammar_is_a_400_before_the_answer_begins(real_server, body, para
     real_server.check_control()
 
 
+def test_a_refused_grammar_counts_as_no_request(real_server):
+    def counted():
+        lines = real_server.client.get("/metrics").text.splitlines()
+        return [line for line in lines if line.startswith("octavo:request_success_total")]
+
+    before = counted()
+    body = {"prompt": ["hi", "the quick"], "structured_outputs": {"regex": "[b-"}, "n": 2}
+    for stream in (False, True):
+        answer = real_server.client.post("/v1/completions", json=body | {"stream": stream})
+        assert answer.status_code == 400
+    assert counted() == before
+    real_server.check_control()
+    assert counted() != before
+
+
 def test_others_do_not_notice(real_server):
     """Grammars, good and bad, beside the control request."""
     specs = [
