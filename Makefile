@@ -7,6 +7,8 @@ PYTHON ?= python3
 VENV ?= .venv
 CONFIG ?= docs/examples/demo.yaml
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
+GPU_PYTHON_VERSION ?= 3.12
 
 BIN := $(VENV)/bin
 # pip says only what failed; on a terminal it also draws its bar for the large downloads.
@@ -22,13 +24,15 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 say = @printf '\033[1m[octavo]\033[0m %s\n' $(1)
 
-.PHONY: help demo install test test-all gpu-test lint format docs clean
+.PHONY: help demo install test test-all gpu-test gpu-bench gpu-site lint format docs clean
 
 help:
 	@echo "make demo      install into $(VENV) and serve $(CONFIG) on 127.0.0.1:8000"
 	@echo "make test      the CPU test suite"
 	@echo "make test-all  the same with the slow tests"
-	@echo "make gpu-test  tests that need a CUDA device (skipped without one)"
+	@echo "make gpu-test  tests that need a CUDA device, with PYTHON as it is (skipped without one)"
+	@echo "make gpu-bench what a GPU does with Octavo, in seven minutes (BENCH_ARGS: octavo bench gpu --help)"
+	@echo "make gpu-site  what GPU_PYTHON_VERSION may lack for both, into build/gpu-site"
 	@echo "make lint      ruff and mypy"
 	@echo "make format    let ruff reformat"
 	@echo "make docs      regenerate the parts of docs/ that are derived from the code"
@@ -48,9 +52,27 @@ test-all: $(VENV)/.installed-dev
 	$(call say,"CPU tests with the slow ones")
 	@$(BIN)/pytest -m "not gpu" $(PYTEST_ARGS)
 
-gpu-test: $(VENV)/.installed-dev
-	$(call say,"GPU tests")
-	@$(BIN)/pytest tests/gpu $(PYTEST_ARGS)
+# $(VENV) has torch for CPUs. These run the checkout with the Python that has torch for CUDA, install
+# nothing, and need no network; build/gpu-site has what that Python lacks, if `gpu-site` made it.
+GPU_RUN = PYTHONPATH=$(CURDIR)/build/typing$(if $(wildcard build/gpu-site),:$(CURDIR)/build/gpu-site) $(PYTHON)
+
+gpu-test:
+	@$(PYTHON) tools/link_tree.py
+	@$(GPU_RUN) -m pytest tests/gpu $(PYTEST_ARGS)
+
+gpu-bench:
+	@$(PYTHON) tools/link_tree.py
+	@$(GPU_RUN) -m octavo bench gpu $(BENCH_ARGS)
+
+# What Octavo and its tests import beside torch, transformers and what these two bring.
+GPU_SITE := pydantic pluggy msgspec starlette uvicorn h11 pyzmq prometheus-client pytest pytest-timeout
+FOR_GPU := --target build/gpu-site --python-version $(GPU_PYTHON_VERSION) --only-binary=:all:
+
+gpu-site: $(VENV)/.created
+	$(call say,"packages for Python $(GPU_PYTHON_VERSION) into build/gpu-site")
+	@rm -rf build/gpu-site
+	@$(INSTALL) $(QUIET) $(FOR_GPU) $(GPU_SITE)
+	@$(INSTALL) $(QUIET) $(FOR_GPU) --no-deps gguf
 
 # mypy does not follow an editable install, so it checks a tree of links laid out as the package is.
 lint: $(VENV)/.installed-dev

@@ -155,6 +155,12 @@ def _parser() -> argparse.ArgumentParser:
     _bench(kinds, "serve", "load on a running server, with vLLM's options")
     _bench(kinds, "startup", "seconds until an engine answers, cold and warm")
     _bench(kinds, "peers", "speed on a CPU beside other engines, and what the machine could do")
+    _module(
+        kinds,
+        "gpu",
+        "decode steps against the memory floor, prompts, overlap: all of a GPU in seven minutes",
+        "octavo.bench.gpu.command",
+    )
     _bench(kinds, "scheduler", "time of scheduling alone, without a model")
     _bench(kinds, "http-overhead", "cost of server and processes, without a model")
     return parser

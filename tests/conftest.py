@@ -48,6 +48,13 @@ else:
     hypothesis.settings.load_profile("octavo")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Without pytest-timeout (a machine for GPU tests may have little), its key is known all the
+    same, so that no warning ends the session."""
+    if importlib.util.find_spec("pytest_timeout") is None:
+        parser.addini("timeout", "seconds a test may take: needs pytest-timeout")
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The root of the checkout."""

@@ -1,12 +1,14 @@
 """Make build/typing/octavo, a tree of links laid out as the package is when installed.
 
 mypy and IDEs do not follow setuptools' editable finder; they follow this tree. `make lint` uses it,
-and `PYTHONPATH=build/typing` runs a checkout without installing it.
+and `PYTHONPATH=build/typing` runs a checkout without installing it: beside the package lies what an
+installer writes of its entry points, by which built-ins are found.
 """
 
 from __future__ import annotations
 
 import shutil
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,6 +25,23 @@ def main() -> None:
     for item in (ROOT / "core" / "public").iterdir():
         if item.name != "__pycache__":
             (package / item.name).symlink_to(item)
+    write_metadata()
+
+
+def write_metadata() -> None:
+    """Name, version and entry points of pyproject.toml, as `importlib.metadata` reads them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    folder = TREE / f"{project['name']}-{project['version']}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    )
+    groups = {"console_scripts": project["scripts"], **project["entry-points"]}
+    lines = []
+    for group, points in groups.items():
+        lines.append(f"[{group}]")
+        lines += [f"{name} = {target}" for name, target in points.items()]
+    (folder / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

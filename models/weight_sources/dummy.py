@@ -5,6 +5,7 @@ Configuration and tokenizer come from wherever `source` points; no weights are r
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,12 @@ class DummyOptions(Options):
 
     seed: int = Field(default=0, ge=0, description="Seed of the weights.")
     std: float = Field(default=0.02, gt=0, description="Standard deviation of matrices and biases.")
+    period: int | None = Field(
+        default=None,
+        gt=0,
+        description="Values repeat after so many, which makes large models in no time; not given: "
+        "every value is drawn. A prime keeps the rows of a matrix apart.",
+    )
 
 
 class Dummy(WeightSource):
@@ -60,12 +67,30 @@ class Dummy(WeightSource):
         config = self.config()
         named = str(config.get("dtype") or config.get("torch_dtype") or "float32")
         dtype = getattr(torch, named.removeprefix("torch."))
+        period = self._options.period
+        repeated = None if period is None else self._draw("", period).to(dtype)
         for name, shape in tensor_shapes(decoder_config(config)).items():
             if "norm" in name:
                 yield name, torch.ones(shape, dtype=dtype)
                 continue
-            # torch's CPU generator looks at 32 bits of its seed only.
-            seed = zlib.crc32(f"{self._options.seed} {name}".encode())
-            generator = torch.Generator().manual_seed(seed)
-            values = torch.empty(shape, dtype=torch.float32)
-            yield name, values.normal_(std=self._options.std, generator=generator).to(dtype)
+            if repeated is None:
+                yield name, self._draw(name, math.prod(shape)).view(shape).to(dtype)
+            else:
+                yield name, _cut(repeated, self._seed(name), shape)
+
+    def _seed(self, name: str) -> int:
+        # torch's CPU generator looks at 32 bits of its seed only.
+        return zlib.crc32(f"{self._options.seed} {name}".encode())
+
+    def _draw(self, name: str, count: int) -> torch.Tensor:
+        import torch
+
+        generator = torch.Generator().manual_seed(self._seed(name))
+        return torch.empty(count).normal_(std=self._options.std, generator=generator)
+
+
+def _cut(values: torch.Tensor, start: int, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor of `shape` out of the endless repetition of `values`."""
+    start %= len(values)
+    end = start + math.prod(shape)
+    return values.repeat(-(-end // len(values)))[start:end].view(shape)

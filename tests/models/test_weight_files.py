@@ -345,3 +345,16 @@ def test_dummy(folder: Path, doubles: Any) -> None:
     assert doubles.logits(model, [1, 2, 3]).shape == (3, 40)
     with pytest.raises(ModelNotFound, match="absent"):
         dummy(folder.parent / "absent")
+
+
+def test_dummy_weights_that_repeat(folder: Path) -> None:
+    first, other = dummy(folder, period=97), dummy(folder, period=97, seed=1)
+    values = {name: tensor.flatten() for name, tensor in first.items() if "norm" not in name}
+    up = values["model.layers.1.mlp.up_proj.weight"]
+    assert up.dtype == torch.bfloat16
+    assert torch.equal(up[:97], up[97:194])
+    assert up[:97].unique().numel() > 80
+    assert not torch.equal(up, values["model.layers.1.mlp.gate_proj.weight"])
+    assert not torch.equal(up, other["model.layers.1.mlp.up_proj.weight"].flatten())
+    matrix = values["model.embed_tokens.weight"].view(40, 16)
+    assert matrix.unique(dim=0).shape == matrix.shape
