@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from octavo.core.contracts.executor import Executor, Ticket, WorkerReport
+from octavo.core.contracts.executor import Executor, Ticket, WarmUp, WorkerReport
 from octavo.core.messages import LogitMasks, StepPlan, StepResult
 from octavo.plugins.executors.step_cost import StepShape, StepTracker, step_records
 
@@ -31,8 +31,8 @@ class StepRecorder(Executor):
     def start(self) -> WorkerReport:
         return self.executor.start()
 
-    def allocate_kv(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        self.executor.allocate_kv(num_blocks, num_host_blocks)
+    def allocate_kv(self, num_blocks: int, num_host_blocks: int = 0) -> WarmUp | None:
+        return self.executor.allocate_kv(num_blocks, num_host_blocks)
 
     def submit(self, plan: StepPlan) -> Ticket:
         if self._last is None:

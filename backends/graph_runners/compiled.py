@@ -1,22 +1,26 @@
 """Graph runner `compile`: torch.compile of one decoder layer, which serves all layers.
 
-The layers of a model are the longest list of modules of one class. Their forward pass is compiled
-once, for any number of tokens, with attention as an opaque operator; embedding, last norm and head
-stay as they are. A model without such a list is compiled whole.
+The layers of a model are the longest list of modules in which a class repeats. Their forward pass
+is compiled once a class, for any number of tokens, with attention as an opaque operator; embedding,
+last norm and head stay as they are. A model without such a list is compiled whole.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
 
 from octavo.backends.graph_runners.options import CompileOptions
 from octavo.core import envvars
-from octavo.core.contracts.graph_runner import GraphRunner, GraphRunnerContext
+from octavo.core.contracts.graph_runner import ForwardFn, GraphRunner, GraphRunnerContext
+
+Call = Callable[..., Any]
 
 WARM_UP_TOKENS = (16, 1, 5)
 """Prompt tokens or rows of the warm-up passes; the first compiles, the others must not."""
@@ -32,18 +36,14 @@ class CompileRunner(GraphRunner):
         # One layer is little to compile: no pool of processes that would stay.
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
         self._context = context
-        self._forward = context.forward
-        compiler: dict[str, Any] = {"dynamic": True, "backend": _counted(options, self)}
-        layers = repeated_layers(context.model)
+        self._compiler: dict[str, Any] = {"dynamic": True, "backend": _counted(options, self)}
         self.num_compiled = 0
-        if layers:
-            forward = torch.compile(type(layers[0]).forward, fullgraph=True, **compiler)
-            for layer in layers:
-                layer.forward = forward.__get__(layer)
-        else:
-            self._forward = torch.compile(context.forward, **compiler)
+        self._patched: list[tuple[torch.nn.Module, Call]] = []
+        self._code: dict[type, Call] = {}
+        self._forward: ForwardFn = context.forward
+        self._prepare(fullgraph=True)
 
-    def warm_up(self) -> dict[str, float]:
+    def compile(self) -> dict[str, float]:
         """Compile, and run the sizes that might be compiled anew."""
         started = time.perf_counter()
         for tokens in WARM_UP_TOKENS:
@@ -53,21 +53,60 @@ class CompileRunner(GraphRunner):
                     self.forward(token_ids, positions, rows if each == 1 else 0)
         return {"compile": time.perf_counter() - started}
 
+    def invalidate(self) -> None:
+        """Compile anew. Dynamo's guards see replaced layers and parameters, but not hooks, and each
+        such change counts toward its limit of recompilations; code of its own has neither fault.
+        What a plugin wraps around layers may break the graph."""
+        self._prepare(fullgraph=False)
+        self.compile()
+
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, num_decodes: int
     ) -> torch.Tensor:
         return self._forward(token_ids, positions)
 
+    def _prepare(self, *, fullgraph: bool) -> None:
+        """Let the layers run by code that is made at their next call."""
+        for layer, ours in self._patched:
+            if vars(layer).get("forward") is ours:
+                del layer.forward
+        self._patched.clear()
+        layers = repeated_layers(self._context.model)
+        if not layers:
+            self._forward = torch.compile(_anew(self._context.forward), **self._compiler)
+            return
+        self._forward = self._context.forward
+        self._code = {
+            kind: torch.compile(_anew(kind.forward), fullgraph=fullgraph, **self._compiler)
+            for kind in dict.fromkeys(type(layer) for layer in layers)
+        }
+        for layer in layers:
+            if "forward" not in vars(layer):  # else a plugin's, which may call ours
+                ours = partial(self._run_layer, layer)
+                self._patched.append((layer, ours))
+                layer.forward = ours
+
+    def _run_layer(self, layer: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return self._code[type(layer)](layer, *args, **kwargs)
+
 
 def repeated_layers(model: torch.nn.Module) -> Sequence[torch.nn.Module]:
-    """The longest ModuleList of one class; empty where there is none of two or more."""
+    """The longest ModuleList in which a class comes twice or more; empty where there is none."""
     lists = [
         list(module)
         for module in model.modules()
-        if isinstance(module, torch.nn.ModuleList) and len({type(item) for item in module}) == 1
+        if isinstance(module, torch.nn.ModuleList) and len(set(map(type, module))) < len(module)
     ]
-    longest = max(lists, key=len, default=[])
-    return longest if len(longest) > 1 else []
+    return max(lists, key=len, default=[])
+
+
+def _anew(call: Call) -> Call:
+    """`call` with a code object of its own, by which torch.compile keeps what it has made."""
+
+    def entry(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    return FunctionType(entry.__code__.replace(), entry.__globals__, closure=entry.__closure__)
 
 
 def _counted(options: CompileOptions, runner: CompileRunner) -> Any:

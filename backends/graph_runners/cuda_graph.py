@@ -19,7 +19,8 @@ from tqdm import tqdm
 
 from octavo.backends.graph_runners.compiled import CompileRunner
 from octavo.backends.graph_runners.options import CudaGraphOptions
-from octavo.core.contracts.graph_runner import GraphRunner, GraphRunnerContext
+from octavo.core.capacity import size as size_text
+from octavo.core.contracts.graph_runner import Captured, GraphRunner, GraphRunnerContext
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +35,16 @@ class Replay(Protocol):
 
 
 class Capture(Protocol):
-    """How passes are captured."""
+    """How passes are captured. Those of one object share memory."""
 
     def capture(self, run: Pass) -> tuple[Replay, torch.Tensor]:
         """Capture one call of `run`; the replay, and the tensor that each replay writes."""
 
     def free_bytes(self) -> int:
         """Memory that is free on the device."""
+
+    def release(self) -> None:
+        """Give back the memory of captures that nobody holds any more; it captures no more."""
 
 
 class CudaCapture:
@@ -61,39 +65,53 @@ class CudaCapture:
 
     def free_bytes(self) -> int:
         torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()  # as a capture does, whose memory would be hidden by it
         return int(torch.cuda.mem_get_info(self._device)[0])
+
+    def release(self) -> None:
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True)
 class _Graph:
-    """replay writes `hidden` [size, E]."""
+    """replay writes `hidden` [size, E]. num_bytes: of the device's memory that it took."""
 
     replay: Replay
     hidden: torch.Tensor
+    num_bytes: int
+
+    @property
+    def output_bytes(self) -> int:
+        """Memory that no other graph of the pool can share."""
+        return self.hidden.numel() * self.hidden.element_size()
 
 
 class CudaGraphRunner(GraphRunner):
-    """captured: bytes that the graphs took, by size, as measured when each was captured."""
+    """make_capture: what captures, once for the trial and once for use."""
 
     def __init__(
         self,
         options: CudaGraphOptions,
         context: GraphRunnerContext,
-        capture: Capture | None = None,
+        make_capture: Callable[[], Capture] | None = None,
     ) -> None:
         self._context = context
         self._inner: GraphRunner = CompileRunner(options.compile, context)
-        self._sizes = list(self.batch_sizes(options, context.max_num_seqs))
+        self._make_capture = make_capture or (lambda: CudaCapture(context.device))
+        self._capture: Capture | None = None
+        self._notes: list[str] = []
+        self._wanted = list(self.batch_sizes(options, context.max_num_seqs))
         if context.graph_support == "none":
-            self._sizes = []
-            logger.warning(
-                "graph runner cuda_graph captures nothing: the attention backend says that its "
-                "batches cannot be captured; every pass runs by `compile`"
+            self._wanted = []
+            self._note(
+                f"graph runner cuda_graph captures nothing: attention {self._attention()} cannot "
+                "be captured; every pass runs by `compile`"
             )
-        self._capture = capture
+        self._unusable = list(self._notes)
+        self._sizes = self._wanted
         self._graphs: dict[int, _Graph] = {}
-        self.captured: dict[int, int] = {}
-        largest = max(self._sizes, default=0)
+        largest = max(self._wanted, default=0)
         self._token_ids = torch.zeros(largest, dtype=torch.int64, device=context.device)
         self._positions = torch.zeros(largest, dtype=torch.int64, device=context.device)
 
@@ -105,30 +123,69 @@ class CudaGraphRunner(GraphRunner):
         place = bisect.bisect_left(self._sizes, num_rows)
         return self._sizes[place] if place < len(self._sizes) else num_rows
 
+    def compile(self) -> dict[str, float]:
+        return self._inner.compile()
+
+    def estimate_bytes(self) -> int:
+        """By a trial of the two largest sizes: the first takes what all share, and the others are
+        counted as the second, beside it."""
+        if not self._wanted:
+            return 0
+        capture = self._make_capture()
+        graphs: list[_Graph] = []
+        try:
+            for size in self._wanted[:-3:-1]:
+                graphs.append(self._capture_one(capture, size))
+        except Exception as error:
+            # `warm_up` will meet it again, and report it.
+            logger.info("the trial for the memory of graphs ended early: %s", error)
+        shared = sum(graph.num_bytes for graph in graphs[:1])
+        each = sum(max(graph.num_bytes, graph.output_bytes) for graph in graphs[1:])
+        graphs.clear()
+        capture.release()
+        return shared + each * (len(self._wanted) - 1)
+
     def warm_up(self) -> dict[str, float]:
-        """Compile, then capture every size, the largest first: smaller ones reuse its memory."""
-        seconds = dict(self._inner.warm_up())
+        """Capture every size, the largest first: smaller ones reuse its memory."""
+        self._graphs.clear()
+        if self._capture is not None:
+            self._capture.release()
+        self._notes, self._sizes = list(self._unusable), self._wanted
+        if not self._wanted:
+            return {}
         started = time.perf_counter()
-        if self._sizes:
-            self._capture_all(self._capture or CudaCapture(self._context.device))
-        seconds["capture"] = time.perf_counter() - started
-        return seconds
+        self._capture = self._make_capture()
+        self._capture_all(self._capture)
+        seconds = time.perf_counter() - started
+        found = self.captured()
+        logger.info(
+            "captured %d graphs in %.1f s, %s",
+            found.num_graphs,
+            seconds,
+            size_text(found.num_bytes),
+        )
+        return {"capture": seconds}
+
+    def captured(self) -> Captured:
+        taken = sum(graph.num_bytes for graph in self._graphs.values())
+        return Captured(len(self._graphs), taken, tuple(self._notes))
+
+    def invalidate(self) -> None:
+        """Compile and capture anew. Weights that were overwritten in place need it not: a replay
+        reads them where they are."""
+        self._inner.invalidate()
+        self.warm_up()
 
     def _capture_all(self, capture: Capture) -> None:
-        self._graphs.clear()
-        self.captured.clear()
-        before = capture.free_bytes()
         quiet = None  # a bar on terminals only
-        for size in tqdm(self._sizes[::-1], desc="capturing", unit="graph", disable=quiet):
-            free = capture.free_bytes()
-            try:
-                self._graphs[size] = self._capture_one(capture, size)
-            except Exception as error:
-                self._give_up(size, error)
-                break
-            self.captured[size] = free - capture.free_bytes()
-        taken = (before - capture.free_bytes()) / 2**20
-        logger.info("captured %d graphs in %.0f MiB", len(self._graphs), taken)
+        with tqdm(self._wanted[::-1], desc="capturing graphs", unit="graph", disable=quiet) as bar:
+            for size in bar:
+                bar.set_postfix_str(f"{size} rows, {size_text(capture.free_bytes())} free")
+                try:
+                    self._graphs[size] = self._capture_one(capture, size)
+                except Exception as error:
+                    self._give_up(size, error)
+                    break
         self._sizes = sorted(self._graphs)
 
     def _capture_one(self, capture: Capture, size: int) -> _Graph:
@@ -139,22 +196,31 @@ class CudaGraphRunner(GraphRunner):
             return self._inner.forward(token_ids, positions, size)
 
         run()  # whatever allocates or compiles at its first call
+        free = capture.free_bytes()
         replay, hidden = capture.capture(run)
-        return _Graph(replay, hidden)
+        return _Graph(replay, hidden, max(0, free - capture.free_bytes()))
 
     def _give_up(self, size: int, error: Exception) -> None:
         """Those that were captured stay in use: smaller batches are padded to them."""
-        culprits = {type(backend).__module__ for backend, _ in self._context.attention_layers()}
-        logger.warning(
-            "graph runner cuda_graph could not capture a batch of %d rows (model %s, attention %s) "
-            "and stops there; batches that are larger than all that were captured run by "
-            "`compile`: %s: %s",
-            size,
-            type(self._context.model).__name__,
-            ", ".join(sorted(culprits)) or "none",
-            type(error).__name__,
-            error,
+        meaning = "every pass runs by `compile`"
+        if self._graphs:
+            meaning = f"batches below {min(self._graphs)} rows are padded to that many"
+        fault = self._context.blame(error)
+        self._note(
+            f"graph runner cuda_graph could not capture a batch of {size} rows (model "
+            f"{self._context.label(self._context.model)}, attention {self._attention()}) and stops "
+            f"there, so that {meaning}: {type(error).__name__}: {error}"
+            + (f" (raised in {fault})" if fault else "")
         )
+
+    def _attention(self) -> str:
+        """The attention backends, as messages call them."""
+        labels = dict.fromkeys(map(self._context.label, self._context.attention_backends))
+        return ", ".join(labels) or "none"
+
+    def _note(self, text: str) -> None:
+        logger.warning("%s", text)
+        self._notes.append(text)
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, num_decodes: int

@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from octavo.core.capacity import no_room, too_long
 from octavo.core.config.model_facts import quantization_method
+from octavo.core.contracts.executor import DeviceMemory
 from octavo.core.engine.builder import DEFAULT_BUDGET
 from octavo.core.errors import ConfigError, ModelError
 from octavo.models.families.config import decoder_config, tensor_shapes
@@ -47,8 +49,8 @@ class Wish:
 @dataclass(frozen=True)
 class Capacity:
     """Of each device. params: of the whole model. kv_per_token: with the device's share of the
-    heads. blocks: 0 where the weights do not fit. exact: whether parameters were counted from the
-    shapes of every tensor."""
+    heads. blocks: 0 where the weights do not fit. memory: see `WorkerReport`. exact: whether
+    parameters were counted from the shapes of every tensor."""
 
     params: int
     weights: int
@@ -59,6 +61,8 @@ class Capacity:
     tokens: int
     concurrency: float
     longest: int
+    block_bytes: int
+    memory: DeviceMemory | None
     exact: bool
     size: ModelSize
 
@@ -66,6 +70,15 @@ class Capacity:
     def fits(self) -> bool:
         """Whether a sequence of `max_model_len` tokens has room."""
         return self.concurrency >= 1
+
+    def problem(self, wish: Wish) -> str | None:
+        """Why it does not fit, in the words of an engine's start."""
+        if self.fits:
+            return None
+        if self.memory is not None and not self.blocks:
+            return no_room(self.memory, self.block_bytes)
+        needed = -(-wish.max_model_len // wish.block_size) * self.block_bytes
+        return too_long(wish.max_model_len, needed, self.pool, self.longest)
 
 
 def parameters(config: Mapping[str, Any], size: ModelSize) -> tuple[int, int, bool]:
@@ -117,8 +130,10 @@ def capacity(
     activations = _activations(size, wish, budget)
     block = kv * wish.block_size
     useful = wish.max_num_seqs * -(-wish.max_model_len // wish.block_size)
+    shares = None
     if pool is None:
-        pool = max(0, int(memory * wish.utilization) - weights - activations)
+        shares = DeviceMemory(memory, wish.utilization, weights, activations)
+        pool = shares.pool
     blocks = min(pool // block, useful)
     tokens = blocks * wish.block_size
     per_sequence = -(-wish.max_model_len // wish.block_size)
@@ -132,6 +147,8 @@ def capacity(
         tokens=tokens,
         concurrency=blocks / per_sequence,
         longest=min(tokens, wish.max_model_len),
+        block_bytes=block,
+        memory=shares,
         exact=exact,
         size=replace(size, weight_bits=max(1, round(per_weight))),
     )

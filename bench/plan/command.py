@@ -19,11 +19,11 @@ from octavo.bench.plan.capacity import (
     step_floor,
 )
 from octavo.core import envvars
+from octavo.core.capacity import size
 from octavo.core.config import model_facts
 from octavo.core.config.models import AUTO
 from octavo.core.contracts import Platform, ProbeContext
 from octavo.core.contracts.weight_source import WeightSource, WeightSourceContext
-from octavo.core.engine.report import size
 from octavo.core.errors import ConfigError, ModelNotFound, PluginUnavailable
 from octavo.core.registry import Registry
 from octavo.plugins.executors.accelerators import Accelerator, load, names
@@ -224,6 +224,7 @@ def as_dict(model: str, device: str, wish: Wish, found: Capacity, memory: int) -
         "concurrency": found.concurrency,
         "longest_context": found.longest,
         "fits": found.fits,
+        "problem": found.problem(wish),
     }
 
 
@@ -249,7 +250,7 @@ def lines(result: Mapping[str, Any]) -> list[str]:
     if not result["fits"]:
         needed = result.get("devices_needed")
         hint = f"; {needed} devices would do" if needed else ""
-        out.append(f"  does not fit: not one sequence of {result['max_model_len']:,} tokens{hint}")
+        out.append(f"  does not fit: {result['problem']}{hint}")
     found = result.get("floors")
     if found is not None and result["fits"]:
         out.append("  no faster than (memory and arithmetic at their full rates):")

@@ -122,7 +122,7 @@ KINDS: dict[str, Kind] = _kinds(
         graph_runner.GraphRunner,
         graph_runner.GraphRunnerContext,
         "graph.runner",
-        "1.1",
+        "1.2",
     ),
     Kind(
         "executor",
@@ -131,6 +131,7 @@ KINDS: dict[str, Kind] = _kinds(
         executor.Executor,
         executor.ExecutorContext,
         "executor.kind",
+        "1.1",
     ),
     Kind(
         "model",

@@ -31,11 +31,39 @@ class WorkerChoice:
 
 
 @dataclass(frozen=True)
+class DeviceMemory:
+    """Where a device's memory goes before the KV pool, in bytes. total: all there is, of which
+    `utilization` may be used. activations: peak of a step beside weights and KV. graphs: what
+    captured passes will take, as estimated. buffers: what the worker keeps beside weights. other:
+    held by other processes and the driver."""
+
+    total: int
+    utilization: float
+    weights: int
+    activations: int
+    graphs: int = 0
+    buffers: int = 0
+    other: int = 0
+
+    @property
+    def taken(self) -> int:
+        """Everything but the pool."""
+        return self.weights + self.activations + self.graphs + self.buffers + self.other
+
+    @property
+    def pool(self) -> int:
+        """What is left for the KV pool."""
+        return max(0, int(self.total * self.utilization) - self.taken)
+
+
+@dataclass(frozen=True)
 class WorkerReport:
     """What is known once the model is loaded and profiled.
 
     kv_specs: one a layer. block_bytes: bytes of one KV block in all layers. kv_budget: bytes that
     the KV pool may take by `memory_utilization`. activation_bytes: peak beside weights and KV.
+    graph_bytes: what captured passes will take, as estimated. memory: how `kv_budget` came about,
+    None where it is not the device's memory that decides.
     choices: by plugin kind, where the worker uses another than was chosen. phases: seconds of each
     start phase. vocab_size: rows of the head. notes: lines for the startup report.
     step_token_limit: tokens that the device computes in half a second, where that was measured.
@@ -53,6 +81,20 @@ class WorkerReport:
     choices: dict[str, WorkerChoice] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    graph_bytes: int = 0
+    memory: DeviceMemory | None = None
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """What was made ready with the KV pool, for the startup report. phases: seconds by name.
+    num_graphs, graph_bytes: passes that were captured, and the bytes that they took, as measured.
+    notes: lines about what did not work and what that means."""
+
+    phases: dict[str, float] = field(default_factory=dict)
+    num_graphs: int = 0
+    graph_bytes: int = 0
+    notes: tuple[str, ...] = ()
 
 
 class Worker(ABC):
@@ -63,8 +105,8 @@ class Worker(ABC):
         """Build the model, load weights, profile memory."""
 
     @abstractmethod
-    def allocate_kv(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        """Make the KV pool, block 0 being the null block, and warm up."""
+    def allocate_kv(self, num_blocks: int, num_host_blocks: int = 0) -> WarmUp | None:
+        """Make the KV pool, block 0 being the null block, and warm up. None: nothing to report."""
 
     @abstractmethod
     def forward(self, plan: StepPlan) -> None:
@@ -104,8 +146,8 @@ class Executor(ABC):
         """Build and load the workers."""
 
     @abstractmethod
-    def allocate_kv(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        """See `Worker.allocate_kv`."""
+    def allocate_kv(self, num_blocks: int, num_host_blocks: int = 0) -> WarmUp | None:
+        """See `Worker.allocate_kv`; with several workers, what holds for each of them."""
 
     @abstractmethod
     def submit(self, plan: StepPlan) -> Ticket:

@@ -31,6 +31,14 @@ def _no_batch(rows: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.zeros(rows * tokens, dtype=torch.int64), torch.arange(tokens).repeat(rows)
 
 
+def _class_name(made: object) -> str:
+    return type(made).__name__
+
+
+def _nobody(error: BaseException) -> str:
+    return ""
+
+
 @dataclass(frozen=True)
 class GraphRunnerContext:
     """forward: the model's eager forward pass, reading attention metadata that the core has
@@ -39,7 +47,9 @@ class GraphRunnerContext:
     backend, which has planned the batch when `GraphRunner.forward` runs, and its place in the KV
     pool, in layer order; the same object until the pool is allocated anew. dummy(rows, tokens):
     plan a batch of rows with so many tokens each that reads and writes nothing but the null block;
-    its token ids and positions, for `forward` in a warm-up."""
+    its token ids and positions, for `forward` in a warm-up. label(made): how messages call the
+    plugin that an object is. blame(error): how they call the one whose method raised, or called
+    what raised; empty where none did."""
 
     forward: ForwardFn
     model: torch.nn.Module
@@ -50,10 +60,23 @@ class GraphRunnerContext:
     attention_layers: Callable[[], Sequence[tuple[AttentionBackend, AttentionLayer]]] = tuple
     attention_backends: Sequence[AttentionBackend] = ()
     dummy: DummyFn = _no_batch
+    label: Callable[[object], str] = _class_name
+    blame: Callable[[BaseException], str] = _nobody
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What a runner has recorded. num_bytes: of the device's memory, as measured. notes: lines for
+    the startup report about what could not be recorded, and what that means."""
+
+    num_graphs: int = 0
+    num_bytes: int = 0
+    notes: tuple[str, ...] = ()
 
 
 class GraphRunner(ABC):
-    """Runs forward passes."""
+    """Runs forward passes. The core calls `compile`, measures a step, asks `estimate_bytes`, sizes
+    and makes the KV pool, and calls `warm_up`; `invalidate` comes between two steps."""
 
     @staticmethod
     def batch_sizes(options: Any, max_num_seqs: int) -> tuple[int, ...]:
@@ -62,9 +85,31 @@ class GraphRunner(ABC):
         options of the configuration. Default: none."""
         return ()
 
-    def warm_up(self) -> dict[str, float]:
-        """Compile or capture ahead of the first request; seconds by name, for the report."""
+    def compile(self) -> dict[str, float]:
+        """Make code ahead of the first forward pass; seconds by name, for the report. The weights
+        are loaded, and the pool is one that goes away again."""
         return {}
+
+    def estimate_bytes(self) -> int:
+        """Bytes of the device's memory that `warm_up` will take and keep, beside what is taken
+        already, so that the KV pool leaves them. The pool is the one of `compile`; nothing that is
+        recorded now may stay."""
+        return 0
+
+    def warm_up(self) -> dict[str, float]:
+        """Record passes, or whatever else needs the KV pool, ahead of the first request; seconds by
+        name, for the report. Called again when the pool is made anew."""
+        return {}
+
+    def captured(self) -> Captured:
+        """What the last `warm_up` has recorded."""
+        return Captured()
+
+    def invalidate(self) -> None:  # noqa: B027
+        """What a forward pass launches has changed (`CausalLM.forward_version`): nothing that was
+        compiled, recorded or looked up before may serve again. Called between two steps; what it
+        runs reads and writes the null block only, which is cleared afterwards. An exception stops
+        the engine. Default: nothing, for a runner that calls `forward` every time."""
 
     def padded_rows(self, num_rows: int) -> int:
         """How many rows a decode-only batch of `num_rows` is padded to, at most `max_num_seqs`.

@@ -13,6 +13,7 @@ from octavo.core.contracts import KINDS
 from octavo.core.contracts.executor import (
     Executor,
     ExecutorContext,
+    WarmUp,
     Worker,
     WorkerChoice,
     WorkerReport,
@@ -24,7 +25,7 @@ from octavo.core.contracts.scheduler_policy import SchedulerPolicy, SchedulerPol
 from octavo.core.contracts.tokenizer import Tokenizer
 from octavo.core.device import limit_spinning
 from octavo.core.engine.core import EngineCore
-from octavo.core.engine.kv import Room, make_manager, size_pools
+from octavo.core.engine.kv import Room, check_length, make_manager, size_pools
 from octavo.core.engine.observers import Observers
 from octavo.core.engine.report import PluginChoice, StartupReport
 from octavo.core.errors import ConfigError
@@ -107,11 +108,14 @@ def _build(
     pools = size_pools(resolved, worker, room, preemption)
     groups = 1 + max(spec.group for spec in worker.kv_specs)
     kv = make_manager(resolved, registry, pools, room, groups)
+    most = kv.fits(max_model_len)
+    check_length(resolved, worker, pools, room, most)
     tell(f"making a KV cache of {pools.num_blocks * block_size:,} tokens")
     started = time.perf_counter()
-    executor.allocate_kv(pools.num_blocks + 1, pools.num_host_blocks)  # and the null block
-    most = kv.fits(max_model_len)
-    phases = {**worker.phases, "kv cache and warm-up": time.perf_counter() - started}
+    # One block more: the null block.
+    warm = executor.allocate_kv(pools.num_blocks + 1, pools.num_host_blocks) or WarmUp()
+    took = time.perf_counter() - started - sum(warm.phases.values())
+    phases = {**worker.phases, "kv cache": max(0.0, took), **warm.phases}
     report = StartupReport(
         source=config.model.source,
         architecture=str((resolved.model_config.get("architectures") or ["?"])[0]),
@@ -134,7 +138,10 @@ def _build(
         num_host_cache_blocks=pools.num_host_cache_blocks,
         plugins=_choices(resolved, worker),
         phases=phases,
-        notes=(*worker.notes, *_lost(resolved), *_pool_notes(most, max_model_len)),
+        notes=(*worker.notes, *warm.notes, *_lost(resolved), *_pool_notes(most, max_model_len)),
+        num_graphs=warm.num_graphs,
+        graph_bytes=warm.graph_bytes,
+        graph_bytes_estimated=worker.graph_bytes,
     )
 
     def make_policy(choice: Any) -> SchedulerPolicy:

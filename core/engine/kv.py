@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from octavo.core.capacity import breakdown, no_room, size, too_long
 from octavo.core.config.models import KVCacheConfig
 from octavo.core.contracts.eviction_policy import EvictionPolicyContext
 from octavo.core.contracts.executor import WorkerReport
 from octavo.core.contracts.kv_cache_manager import KVCacheManager, KVCacheManagerContext
 from octavo.core.contracts.preemption_policy import PreemptionPolicy
-from octavo.core.engine.report import size
 from octavo.core.errors import CapacityError, ConfigError
 
 if TYPE_CHECKING:
@@ -51,10 +51,7 @@ def size_pools(
     """Blocks of the KV pools: as configured, or what memory allows and the budgets can use."""
     kv = resolved.config.kv_cache
     device = _size_device_pool(kv, worker, room)
-    if kv.num_blocks is None:
-        _check(device.num_blocks, worker, room.block_size, kv.memory_bytes or worker.kv_budget)
-    else:
-        _check(device.num_blocks, worker, room.block_size)
+    _check_least(kv, device.num_blocks, worker, room.block_size)
     swap_space = resolved.config.preemption.swap_space
     if not preemption.swaps:
         swap_space = 0
@@ -80,19 +77,44 @@ def _size_device_pool(kv: KVCacheConfig, worker: WorkerReport, room: Room) -> Po
     return Pools(count, f"what {size(worker.kv_budget)} of memory hold")
 
 
-def _check(
-    num_blocks: int, worker: WorkerReport, block_size: int, available: int | None = None
-) -> None:
+def _check_least(kv: KVCacheConfig, num_blocks: int, worker: WorkerReport, block_size: int) -> None:
     """A pool must hold at least a prompt token and the token after it."""
     needed = -(-2 // block_size)
-    if num_blocks < needed:
-        there = "" if available is None else f" ({size(available)} are available)"
-        raise CapacityError(
-            f"the KV cache needs at least {needed} blocks of {size(worker.block_bytes)}, got"
-            f" {num_blocks}{there}; the longest context that fits is"
-            f" {max(num_blocks, 0) * block_size} tokens: give it more memory"
-            " (kv_cache.memory_bytes, kv_cache.memory_utilization)"
-        )
+    if num_blocks >= needed:
+        return
+    by_memory = kv.num_blocks is None and kv.memory_bytes is None
+    if by_memory and worker.memory is not None:
+        raise CapacityError(no_room(worker.memory, needed * worker.block_bytes))
+    there = ""
+    if kv.num_blocks is None:
+        there = f" ({size(kv.memory_bytes or worker.kv_budget)} are available)"
+    raise CapacityError(
+        f"the KV cache needs at least {needed} blocks of {size(worker.block_bytes)}, got"
+        f" {num_blocks}{there}; the longest context that fits is"
+        f" {max(num_blocks, 0) * block_size} tokens: give it more memory"
+        " (kv_cache.memory_bytes, kv_cache.memory_utilization)"
+    )
+
+
+def check_length(
+    resolved: Resolved, worker: WorkerReport, pools: Pools, room: Room, longest: int | None
+) -> None:
+    """Raise `CapacityError` when the configuration gives `max_model_len` and one such sequence does
+    not fit into a pool whose size follows from memory. A length that is the model's own, and a pool
+    counted in blocks, are taken as they are. longest: tokens that fit, None when all do."""
+    kv = resolved.config.kv_cache
+    if longest is None or kv.num_blocks is not None or "model.max_model_len" in resolved.reasons:
+        return
+    needed = -(-room.max_model_len // room.block_size) * worker.block_bytes
+    available = pools.num_blocks * worker.block_bytes
+    reason, more = "", "kv_cache.memory_bytes"
+    if kv.memory_bytes is None and worker.memory is not None:
+        reason, more = f" ({breakdown(worker.memory)})", "kv_cache.memory_utilization"
+    raise CapacityError(
+        f"model.max_model_len: {too_long(room.max_model_len, needed, available, longest)}{reason}. "
+        f"Lower model.max_model_len to that, or leave it out to be served what fits; or raise "
+        f"{more}, or make a token smaller by kv_cache.dtype"
+    )
 
 
 def make_manager(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from octavo.core.capacity import size
+
 
 @dataclass(frozen=True)
 class PluginChoice:
@@ -20,7 +22,8 @@ class PluginChoice:
 @dataclass(frozen=True)
 class StartupReport:
     """Sizes are bytes unless named otherwise; phases are seconds. max_sequence_tokens: most tokens
-    of one sequence, by max_model_len and by the KV pool."""
+    of one sequence, by max_model_len and by the KV pool. num_graphs: captured passes, which took
+    graph_bytes, as measured; graph_bytes_estimated were left for them."""
 
     source: str
     architecture: str
@@ -44,6 +47,9 @@ class StartupReport:
     num_host_cache_blocks: int = 0
     phases: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    num_graphs: int = 0
+    graph_bytes: int = 0
+    graph_bytes_estimated: int = 0
 
     @property
     def kv_tokens(self) -> int:
@@ -71,6 +77,14 @@ class StartupReport:
         ]
         return [f"host       {'; '.join(pools)}"] if pools else []
 
+    def _graph_lines(self) -> list[str]:
+        if not (self.num_graphs or self.graph_bytes_estimated):
+            return []
+        return [
+            f"graphs     {self.num_graphs} captured, {size(self.graph_bytes)}"
+            f" (estimated {size(self.graph_bytes_estimated)})"
+        ]
+
     def lines(self) -> list[str]:
         """For people."""
         threads = f", {self.num_threads} threads" if self.num_threads else ""
@@ -84,6 +98,7 @@ class StartupReport:
             f" {self.concurrency:.1f} sequences of max_model_len {self.max_model_len} at once"
             f" ({self.pool_reason})",
             *self._host_lines(),
+            *self._graph_lines(),
             f"budgets    max_num_seqs {self.max_num_seqs}, max_num_batched_tokens"
             f" {self.max_num_batched_tokens} ({self.budget_reason})",
         ]
@@ -95,12 +110,3 @@ class StartupReport:
         out.append(f"start      {spent}")
         out.extend(f"note       {note}" for note in self.notes)
         return out
-
-
-def size(count: float) -> str:
-    """Bytes for people, in powers of 1024."""
-    for unit in ("B", "KiB", "MiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"

@@ -11,6 +11,7 @@ from octavo.core.contracts.attention_backend import (
     AttentionBackendContext,
     KVLayout,
 )
+from octavo.core.contracts.executor import DeviceMemory
 from octavo.core.contracts.model import AttentionSpec, KVSpec
 from octavo.core.contracts.provider import Platform
 from octavo.core.errors import PluginUnavailable
@@ -103,12 +104,16 @@ def make_pool(
     )
 
 
-def kv_budget(settings: RunnerSettings, bytes_a_block: int, activation_bytes: int) -> int:
-    """Bytes that the pool may take."""
+def kv_budget(
+    settings: RunnerSettings, bytes_a_block: int, *, weights: int, activations: int, graphs: int
+) -> tuple[int, DeviceMemory | None]:
+    """Bytes that the pool may take, and how they come about where the device's memory decides."""
     if settings.device.type == "cuda":
-        return kv_budget_cuda(settings.device, settings.memory_utilization, activation_bytes)
+        utilization = settings.memory_utilization
+        memory = kv_budget_cuda(settings.device, utilization, weights, activations, graphs)
+        return memory.pool, memory
     blocks_each = -(-settings.max_model_len // settings.block_size)
-    return kv_budget_cpu((settings.max_num_seqs * blocks_each + 1) * bytes_a_block)
+    return kv_budget_cpu((settings.max_num_seqs * blocks_each + 1) * bytes_a_block), None
 
 
 def _capability(device: torch.device) -> tuple[int, int] | None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo.core.contracts.executor import Worker, WorkerReport
+from octavo.core.contracts.executor import WarmUp, Worker, WorkerReport
 from octavo.core.contracts.graph_runner import GraphRunner, GraphRunnerContext
 from octavo.core.contracts.logits_processor import LogitsProcessorContext
 from octavo.core.contracts.model import KVSpec
@@ -34,6 +34,7 @@ from octavo.core.runner.kv_setup import (
 from octavo.core.runner.logprobs import PromptLogprobsCollector, columns
 from octavo.core.runner.masks import apply_masks
 from octavo.core.runner.mirror import Mirror
+from octavo.core.runner.out_of_memory import out_of_memory
 from octavo.core.runner.parts import RunnerParts, RunnerSettings
 from octavo.core.runner.probe_plan import probe_plan
 from octavo.core.runner.processors import ProcessorSet
@@ -41,6 +42,14 @@ from octavo.core.runner.sampling_state import SamplingState
 
 _NOTHING_ALLOWED = "no token can be sampled: every logit is masked, or some are not numbers"
 _SUPPORT = ("none", "decode", "all")
+_LOADING_HELPS = "model.quantization, model.dtype, or a smaller model"
+_MEASURING_HELPS = (
+    "scheduler.max_num_batched_tokens, scheduler.max_num_seqs, model.quantization, model.dtype"
+)
+_POOL_HELPS = (
+    "kv_cache.memory_utilization, kv_cache.memory_bytes or kv_cache.num_blocks (less of them), and "
+    "preemption.swap_space and kv_cache.host_cache_bytes where the host's memory is short"
+)
 
 
 @dataclass(slots=True)
@@ -74,30 +83,40 @@ class ModelRunner(Worker):
         settings = self.settings
         if settings.num_threads is not None and settings.device.type == "cpu":
             torch.set_num_threads(settings.num_threads)
-        with _timed(phases, "build model"):
-            self.model = self._parts.model(self._attention.register)
-        with _timed(phases, "load weights"):
-            self._parts.load_weights(self.model)
+        loading = out_of_memory("loading the weights", _LOADING_HELPS, settings.device)
+        with loading:
+            with _timed(phases, "build model"):
+                self.model = self._parts.model(self._attention.register)
+            with _timed(phases, "load weights"):
+                self._parts.load_weights(self.model)
         module = self.model
         assert isinstance(module, torch.nn.Module), "a CausalLM is a torch.nn.Module"
         self._kv_specs = list(self.model.kv_specs())
         self._make_parts(module)
-        with _timed(phases, "profile"):
-            found = self._profile()
+        found, graph_bytes = self._measure(phases)
         parameters, weight_bytes = profile.weight_size(module)
         size = block_bytes(self._kv_specs, self._layouts, settings.block_size, settings.kv_dtype)
+        budget, memory = kv_budget(
+            settings,
+            size,
+            weights=weight_bytes,
+            activations=found.activation_bytes,
+            graphs=graph_bytes,
+        )
         return WorkerReport(
             kv_specs=tuple(self._kv_specs),
             num_parameters=parameters,
             weight_bytes=weight_bytes,
             activation_bytes=found.activation_bytes,
             block_bytes=size,
-            kv_budget=kv_budget(settings, size, found.activation_bytes),
+            kv_budget=budget,
             vocab_size=self.model.vocab_size,
             dtype=str(settings.dtype).removeprefix("torch."),
             step_token_limit=found.step_token_limit,
             phases=phases,
             choices=dict(self._parts.instead),
+            graph_bytes=graph_bytes,
+            memory=memory,
         )
 
     def _make_parts(self, module: torch.nn.Module) -> None:
@@ -143,13 +162,16 @@ class ModelRunner(Worker):
                 attention_layers=self._attention.bound,
                 attention_backends=[backend for _, backend in self._backends],
                 dummy=self._dummy,
+                label=self._parts.label,
+                blame=self._parts.blame,
             )
         )
         if type(self._graph_runner).padded_rows is not GraphRunner.padded_rows:
             self._builder.pad = self._graph_runner.padded_rows
 
-    def _profile(self) -> profile.Profile:
-        """Run the largest batch once, on a pool made for it."""
+    def _measure(self, phases: dict[str, float]) -> tuple[profile.Profile, int]:
+        """Run the largest batch once, on a pool made for it; bytes that captured passes will take.
+        phases: seconds are added."""
         settings = self.settings
         most = min(settings.max_num_seqs * settings.max_model_len, profile.MOST_TOKENS)
         wanted = settings.max_num_batched_tokens
@@ -158,7 +180,23 @@ class ModelRunner(Worker):
         rows = -(-largest // settings.max_model_len)
         blocks = rows * -(-settings.max_model_len // settings.block_size) + 1
         blocks = min(blocks, largest // settings.block_size + rows + 1)
-        self._set_pool(blocks)
+        doing = f"measuring a step of {largest:,} tokens"
+        with out_of_memory(doing, _MEASURING_HELPS, settings.device):
+            self._set_pool(blocks)
+            phases.update(self._graph_runner.compile())
+            with _timed(phases, "profile"):
+                found = self._profile(largest, most)
+            with _timed(phases, "estimate graphs"):
+                graph_bytes = self._graph_runner.estimate_bytes()
+        if not graph_bytes:
+            del phases["estimate graphs"]
+        self.mirror.clear()
+        self._drop_pool()
+        return found, graph_bytes
+
+    def _profile(self, largest: int, most: int) -> profile.Profile:
+        """largest: tokens of the largest batch. most: what the pool takes at most."""
+        settings, cuda = self.settings, self.settings.device.type == "cuda"
 
         def run(tokens: int) -> None:
             plan = probe_plan(tokens, self.mirror, self.model.vocab_size)
@@ -169,12 +207,9 @@ class ModelRunner(Worker):
                 _ = [logits.clone() for _ in range(3)]
 
         if cuda:
-            found = profile.profile_cuda(run, largest, settings.device)
-        else:
-            found = profile.profile_cpu(run, None if wanted is None else largest, most)
-        self.mirror.clear()
-        self._drop_pool()
-        return found
+            return profile.profile_cuda(run, largest, settings.device)
+        known = settings.max_num_batched_tokens is not None
+        return profile.profile_cpu(run, largest if known else None, most)
 
     def _set_pool(self, num_blocks: int, num_host_blocks: int = 0, poison: bool = False) -> None:
         self._drop_pool()
@@ -196,16 +231,24 @@ class ModelRunner(Worker):
             torch.cuda.empty_cache()
 
     @torch.inference_mode()
-    def allocate_kv(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+    def allocate_kv(self, num_blocks: int, num_host_blocks: int = 0) -> WarmUp:
         if num_blocks < 2:
             raise ConfigError(
                 f"the KV pool needs at least 2 blocks (one is the null block), got {num_blocks}",
                 path="kv_cache.num_blocks",
             )
-        self._set_pool(num_blocks, num_host_blocks, self.settings.poison)
-        self._graph_runner.warm_up()
+        with out_of_memory("making the KV cache", _POOL_HELPS, self.settings.device):
+            self._set_pool(num_blocks, num_host_blocks, self.settings.poison)
+            phases = self._graph_runner.warm_up()
         assert self.pool is not None, "it was just made"
         self.pool.clear_null_block()
+        captured = self._graph_runner.captured()
+        return WarmUp(
+            phases=dict(phases),
+            num_graphs=captured.num_graphs,
+            graph_bytes=captured.num_bytes,
+            notes=tuple(captured.notes),
+        )
 
     def _dummy(self, rows: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         width = self.mirror.block_tables.shape[2]

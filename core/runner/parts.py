@@ -41,7 +41,7 @@ class RunnerParts:
 
     model: gets `ModelContext.attention` and builds the module. load_weights: fills it. instead: by
     kind, what was made in place of what could not be made; filled by these functions.
-    graph_batch_sizes: see `AttentionBackendContext`.
+    graph_batch_sizes: see `AttentionBackendContext`. label, blame: see `GraphRunnerContext`.
     """
 
     model: Callable[[RegisterAttention], CausalLM]
@@ -54,3 +54,5 @@ class RunnerParts:
     ] = field(default=lambda context: ())
     instead: dict[str, WorkerChoice] = field(default_factory=dict)
     graph_batch_sizes: tuple[int, ...] = ()
+    label: Callable[[object], str] = lambda made: type(made).__name__
+    blame: Callable[[BaseException], str] = lambda error: ""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from octavo.core.contracts.executor import DeviceMemory
 from octavo.core.runner.memory import (
     GIB,
     free_host_memory,
@@ -21,6 +22,9 @@ STEP_SECONDS = 0.5
 
 _SHORT_PASS = 0.1
 """Seconds from which a timed pass is long enough to extrapolate from."""
+
+_FIRST_PASS = 16
+"""Tokens of the pass that makes what is made once."""
 
 MOST_TOKENS = 8192
 """Largest batch that is profiled, and largest `step_token_limit`."""
@@ -101,7 +105,9 @@ def profile_cpu(run: Callable[[int], None], tokens: int | None, most: int) -> Pr
 
 
 def profile_cuda(run: Callable[[int], None], tokens: int, device: torch.device) -> Profile:
-    """Measure the largest batch on a CUDA device."""
+    """Measure the largest batch on a CUDA device. A small pass comes first: what is made and kept
+    at a first call (workspaces of libraries, code) is not the batch's."""
+    run(min(tokens, _FIRST_PASS))
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -117,8 +123,20 @@ def kv_budget_cpu(bytes_needed: int) -> int:
     return min(_CPU_POOL, free_host_memory() // _CPU_SHARE, bytes_needed)
 
 
-def kv_budget_cuda(device: torch.device, utilization: float, activation_bytes: int) -> int:
-    """Bytes of the KV pool: the device's memory by `utilization`, less what is taken already (by
-    weights, other processes, the driver) and what a step needs."""
+def kv_budget_cuda(
+    device: torch.device, utilization: float, weights: int, activations: int, graphs: int
+) -> DeviceMemory:
+    """Where the device's memory goes, and so what is left for the KV pool. weights: bytes of them,
+    which are loaded; activations: see `Profile`; graphs: as estimated."""
     free, total = torch.cuda.mem_get_info(device)
-    return max(0, int(total * utilization) - (total - free) - activation_bytes)
+    used, own = total - free, torch.cuda.memory_reserved(device)
+    weights = min(weights, own)
+    return DeviceMemory(
+        total=total,
+        utilization=utilization,
+        weights=weights,
+        activations=activations,
+        graphs=graphs,
+        buffers=own - weights,
+        other=max(0, used - own),
+    )

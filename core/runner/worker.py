@@ -124,6 +124,15 @@ def _parts(resolved: Resolved, registry: Registry, settings: RunnerSettings) -> 
                 made.append((selection.registered.label, processor))
         return made
 
+    def label(made: object) -> str:
+        if isinstance(made, PhasedAttention):
+            return f"{label(made.prefill)} for prefill and {label(made.decode)} for decodes"
+        return registry.made.label(made)
+
+    def blame(error: BaseException) -> str:
+        found = registry.made.blame(error)
+        return str(found) if found is not None else ""
+
     runner = registry.factory(selections["graph_runner"])
     sizes: tuple[int, ...] = ()
     if isinstance(runner, type) and issubclass(runner, GraphRunner):
@@ -138,4 +147,6 @@ def _parts(resolved: Resolved, registry: Registry, settings: RunnerSettings) -> 
         logits_processors=processors,
         instead=instead,
         graph_batch_sizes=sizes,
+        label=label,
+        blame=blame,
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.core.contracts.executor import Executor, Ticket, Worker, WorkerReport
+from octavo.core.contracts.executor import Executor, Ticket, WarmUp, Worker, WorkerReport
 from octavo.core.contracts.kv_cache_manager import CopyKind
 from octavo.core.contracts.model import KVSpec
 from octavo.core.messages import LogitMasks, StepPlan, StepResult
@@ -146,8 +146,8 @@ class FakeExecutor(Executor):
     def start(self) -> WorkerReport:
         return self.worker.load()
 
-    def allocate_kv(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        self.worker.allocate_kv(num_blocks, num_host_blocks)
+    def allocate_kv(self, num_blocks: int, num_host_blocks: int = 0) -> WarmUp | None:
+        return self.worker.allocate_kv(num_blocks, num_host_blocks)
 
     def submit(self, plan: StepPlan) -> Ticket:
         assert len(self._plans) < self.max_in_flight, "too many plans in flight"

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from octavo.core.contracts import NoOptions
-from octavo.core.contracts.executor import Executor, ExecutorContext, Ticket, WorkerReport
+from octavo.core.contracts.executor import (
+    Executor,
+    ExecutorContext,
+    Ticket,
+    WarmUp,
+    WorkerReport,
+)
 from octavo.core.messages import LogitMasks, StepPlan, StepResult
 
 
@@ -20,8 +26,8 @@ class LocalExecutor(Executor):
     def start(self) -> WorkerReport:
         return self._worker.load()
 
-    def allocate_kv(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        self._worker.allocate_kv(num_blocks, num_host_blocks)
+    def allocate_kv(self, num_blocks: int, num_host_blocks: int = 0) -> WarmUp | None:
+        return self._worker.allocate_kv(num_blocks, num_host_blocks)
 
     def submit(self, plan: StepPlan) -> Ticket:
         self._worker.forward(plan)

@@ -18,7 +18,13 @@ import numpy as np
 from pydantic import Field
 
 from octavo.core.clock import VirtualClock
-from octavo.core.contracts.executor import Executor, ExecutorContext, Ticket, WorkerReport
+from octavo.core.contracts.executor import (
+    DeviceMemory,
+    Executor,
+    ExecutorContext,
+    Ticket,
+    WorkerReport,
+)
 from octavo.core.contracts.model import KVSpec
 from octavo.core.contracts.provider import Options
 from octavo.core.errors import ConfigError
@@ -97,11 +103,13 @@ class SimulatedExecutor(Executor):
         activation = given.activation_bytes
         if activation is None:
             activation = _activation_bytes(model, self._budget)
-        budget = given.kv_bytes
+        budget, memory = given.kv_bytes, None
         if budget is None:
             assert given.memory_bytes is not None, "a simulation knows its memory"
-            share = int(given.memory_bytes * self._memory_share)
-            budget = max(0, share - model.weight_bytes - activation)
+            memory = DeviceMemory(
+                given.memory_bytes, self._memory_share, model.weight_bytes, activation
+            )
+            budget = memory.pool
         return WorkerReport(
             kv_specs=tuple(
                 KVSpec(layer, "full", model.num_kv_heads, model.head_size, model.head_size)
@@ -116,6 +124,7 @@ class SimulatedExecutor(Executor):
             dtype=self._dtype,
             step_token_limit=given.step_token_limit,
             notes=(given.note,),
+            memory=memory,
         )
 
     def allocate_kv(self, num_blocks: int, num_host_blocks: int = 0) -> None:

@@ -13,6 +13,7 @@ from octavo.core.contracts.executor import (
     Executor,
     ExecutorContext,
     Ticket,
+    WarmUp,
     Worker,
     WorkerReport,
 )
@@ -46,8 +47,8 @@ class ThreadedExecutor(Executor):
 
         return self._call(build).result()
 
-    def allocate_kv(self, num_blocks: int, num_host_blocks: int = 0) -> None:
-        self._call(lambda: self._ready.allocate_kv(num_blocks, num_host_blocks)).result()
+    def allocate_kv(self, num_blocks: int, num_host_blocks: int = 0) -> WarmUp | None:
+        return self._call(lambda: self._ready.allocate_kv(num_blocks, num_host_blocks)).result()
 
     def submit(self, plan: StepPlan) -> Ticket:
         self._call(lambda: self._ready.forward(plan))

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from octavo.core import envvars
+from octavo.core.capacity import size
 from octavo.core.device import cgroup_cpus, cpu_threads
-from octavo.core.engine.report import size
 from octavo.core.errors import OctavoError
 
 State = Literal["ok", "note", "bad"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 
 import pytest
 import torch
@@ -19,32 +20,67 @@ class Refused(RuntimeError):
     """What a real capture does not allow."""
 
 
-class FakeCapture:
-    """Records a pass once and replays it by running it again into the same output. Refuses: waiting
-    for the device while capturing, inputs that moved, an output of another shape."""
+SHARED, EACH = 10_000, 100
+"""Bytes of a capture's memory pool, and of every graph beside its output."""
+
+
+class FakeDevice:
+    """Makes captures, and counts the memory that they take and give back."""
 
     def __init__(self, memory: int = 1 << 30, fails_at: int | None = None) -> None:
         self.memory, self.fails_at = memory, fails_at
+        self.captures: list[FakeCapture] = []
         self.num_captures = self.num_replays = 0
-        self.capturing = False
+
+    def make_capture(self) -> FakeCapture:
+        self.captures.append(FakeCapture(self))
+        return self.captures[-1]
+
+
+class FakeCapture:
+    """Records a pass once and replays it by running it again into the same output. Refuses: waiting
+    for the device while capturing, inputs that moved, an output of another shape, memory given back
+    while a graph is held."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self.device, self.taken = device, 0
+        self.graphs: list[weakref.ref[FakeGraph]] = []
 
     def capture(self, run):
-        if self.fails_at is not None and self.num_captures == self.fails_at:
+        device = self.device
+        if device.fails_at is not None and len(self.graphs) == device.fails_at:
             raise Refused("operation not permitted when stream is capturing")
-        self.num_captures += 1
+        device.num_captures += 1
         outputs: list[torch.Tensor] = []
         waits = synchronisations(lambda: outputs.append(run()))
         if waits:
             raise Refused(f"operation not permitted when stream is capturing: {waits}")
-        self.memory -= outputs[0].numel() * 4
-        return FakeGraph(self, run, outputs[0]), outputs[0]
+        took = outputs[0].numel() * 4 + EACH + (0 if self.graphs else SHARED)
+        self.taken += took
+        device.memory -= took
+        graph = FakeGraph(device, run, outputs[0])
+        self.graphs.append(weakref.ref(graph))
+        return graph, outputs[0]
 
     def free_bytes(self) -> int:
-        return self.memory
+        return self.device.memory
+
+    def release(self) -> None:
+        if any(graph() is not None for graph in self.graphs):
+            raise Refused("a graph of this pool is still held")
+        self.device.memory += self.taken
+        self.taken = 0
+
+
+class Blind(FakeCapture):
+    """Memory that comes in pieces so large that a graph may fit into what is there."""
+
+    def free_bytes(self) -> int:
+        return 1 << 30
 
 
 class FakeGraph:
-    def __init__(self, owner: FakeCapture, run, output: torch.Tensor) -> None:
+    def __init__(self, owner: FakeDevice, run, output: torch.Tensor) -> None:
         self.owner, self.run, self.output = owner, run, output
 
     def replay(self) -> None:
@@ -69,6 +105,10 @@ class Toy(torch.nn.Module):
         return self.embedding(token_ids) + positions[:, None] * 0.1 + rows
 
 
+class Planned:
+    """Stands for the attention backend in messages."""
+
+
 class Setup:
     """A runner of 10 seats, with a plan buffer that the test writes."""
 
@@ -76,7 +116,8 @@ class Setup:
         self.planned = torch.zeros(64)
         self.dummies: list[tuple[int, int]] = []
         self.model = Toy(self.planned)
-        self.capture = FakeCapture(fails_at=fails_at)
+        self.device = FakeDevice(fails_at=fails_at)
+        self.start = self.device.memory
 
         def dummy(rows, tokens):
             self.dummies.append((rows, tokens))
@@ -84,10 +125,18 @@ class Setup:
             return torch.zeros(rows * tokens, dtype=torch.int64), torch.arange(tokens).repeat(rows)
 
         context = GraphRunnerContext(
-            self.model.forward, self.model, torch.device("cpu"), support, 10, 64, dummy=dummy
+            self.model.forward,
+            self.model,
+            torch.device("cpu"),
+            support,
+            10,
+            64,
+            attention_backends=[Planned()],
+            dummy=dummy,
+            blame=lambda error: "attention_backend 'planned'" if "capturing" in str(error) else "",
         )
         options = CudaGraphOptions(capture_sizes=sizes, compile=PLAIN)
-        self.runner = CudaGraphRunner(options, context, self.capture)
+        self.runner = CudaGraphRunner(options, context, self.device.make_capture)
 
     def decode(self, rows: int, seed: int) -> None:
         """A padded decode batch gives what the plain forward pass gives for its rows."""
@@ -119,12 +168,45 @@ def test_sizes():
 
 def test_every_size_is_captured_once_the_largest_first():
     setup = Setup()
-    seconds = setup.runner.warm_up()
-    assert seconds.keys() == {"compile", "capture"}
-    assert setup.capture.num_captures == 5
+    assert setup.runner.compile().keys() == {"compile"}
+    assert setup.runner.warm_up().keys() == {"capture"}
+    assert setup.device.num_captures == 5
     captured = [rows for rows, tokens in setup.dummies if tokens == 1][-5:]
     assert captured == [10, 8, 4, 2, 1]
-    assert setup.runner.captured == {size: size * 8 * 4 for size in (10, 8, 4, 2, 1)}
+    found = setup.runner.captured()
+    assert found.num_graphs == 5
+    assert found.num_bytes == SHARED + 5 * EACH + (10 + 8 + 4 + 2 + 1) * 8 * 4
+    assert found.num_bytes == setup.start - setup.device.memory
+    assert not found.notes
+
+
+def test_memory_is_estimated_before_and_given_back():
+    setup = Setup()
+    estimate = setup.runner.estimate_bytes()
+    assert setup.device.num_captures == 2
+    assert setup.device.memory == setup.start
+    assert estimate == SHARED + EACH + 10 * 32 + 4 * (EACH + 8 * 32)
+    setup.runner.warm_up()
+    assert 0.9 < setup.runner.captured().num_bytes / estimate <= 1
+    alone = Setup([4])
+    estimate = alone.runner.estimate_bytes()
+    alone.runner.warm_up()
+    assert estimate == alone.runner.captured().num_bytes == SHARED + EACH + 4 * 32
+    assert Setup(support="none").runner.estimate_bytes() == 0
+
+
+def test_graphs_count_with_their_outputs_where_no_memory_is_seen_to_go():
+    setup = Setup([2, 4, 8])
+    setup.runner._make_capture = lambda: Blind(setup.device)
+    assert setup.runner.estimate_bytes() == 2 * 4 * 32
+
+
+def test_a_trial_that_fails_leaves_nothing():
+    for fails_at, graphs in ((0, 0), (1, 1)):
+        setup = Setup(fails_at=fails_at)
+        assert setup.runner.estimate_bytes() == graphs * (SHARED + EACH + 10 * 32)
+        assert setup.device.memory == setup.start
+        assert not setup.runner.captured().notes
 
 
 def test_batches_are_padded_to_the_next_size_and_replayed():
@@ -133,8 +215,8 @@ def test_batches_are_padded_to_the_next_size_and_replayed():
     assert [setup.runner.padded_rows(n) for n in range(1, 11)] == [1, 2, 4, 4, 8, 8, 8, 8, 10, 10]
     for seed, rows in enumerate((1, 3, 2, 10, 9, 5, 3, 7, 1, 4)):
         setup.decode(rows, seed)
-    assert setup.capture.num_replays == 10
-    assert setup.capture.num_captures == 5
+    assert setup.device.num_replays == 10
+    assert setup.device.num_captures == 5
 
 
 def test_prefill_and_mixed_batches_are_not_replayed():
@@ -144,7 +226,7 @@ def test_prefill_and_mixed_batches_are_not_replayed():
         ids, positions = torch.arange(tokens) % 50, torch.arange(tokens)
         got = setup.runner.forward(ids, positions, decodes)
         torch.testing.assert_close(got, setup.model(ids, positions))
-    assert setup.capture.num_replays == 0
+    assert setup.device.num_replays == 0
 
 
 def test_inputs_are_copied_to_fixed_addresses():
@@ -160,17 +242,20 @@ def test_inputs_are_copied_to_fixed_addresses():
 def test_a_new_pool_is_captured_anew():
     setup = Setup([2])
     setup.runner.warm_up()
+    taken = setup.start - setup.device.memory
     setup.runner.warm_up()
-    assert setup.capture.num_captures == 2
+    assert setup.device.num_captures == 2
+    assert setup.start - setup.device.memory == taken
     setup.decode(2, 1)
 
 
 def test_a_backend_that_cannot_be_captured(caplog):
     with caplog.at_level(logging.WARNING):
         setup = Setup(support="none")
-    assert "the attention backend says that its batches cannot be captured" in caplog.text
+    assert "attention Planned cannot be captured; every pass runs by `compile`" in caplog.text
     setup.runner.warm_up()
-    assert setup.capture.num_captures == 0
+    assert setup.device.num_captures == 0
+    assert setup.runner.captured().notes == tuple(caplog.messages)
     assert setup.runner.padded_rows(3) == 3
     setup.decode(3, 1)
 
@@ -179,18 +264,51 @@ def test_a_capture_that_fails_falls_back_and_names_what_was_inside(caplog):
     setup = Setup(fails_at=2)
     with caplog.at_level(logging.WARNING):
         setup.runner.warm_up()
-    assert "could not capture a batch of 4 rows (model Toy" in caplog.text
-    assert "operation not permitted" in caplog.text
+    (note,) = setup.runner.captured().notes
+    assert note == (
+        "graph runner cuda_graph could not capture a batch of 4 rows (model Toy, attention "
+        "Planned) and stops there, so that batches below 8 rows are padded to that many: Refused: "
+        "operation not permitted when stream is capturing (raised in attention_backend 'planned')"
+    )
+    assert caplog.messages == [note]
+    assert setup.runner.captured().num_graphs == 2
     assert [setup.runner.padded_rows(n) for n in (1, 4, 9)] == [8, 8, 10]
     for rows in (1, 5, 9):
         setup.decode(rows, rows)
 
 
+def test_nothing_that_can_be_captured():
+    setup = Setup(fails_at=0)
+    setup.runner.warm_up()
+    assert "so that every pass runs by `compile`" in setup.runner.captured().notes[0]
+    assert setup.runner.captured().num_graphs == setup.runner.captured().num_bytes == 0
+    setup.decode(3, 1)
+
+
+def test_another_forward_is_captured_anew():
+    setup = Setup()
+    setup.runner.compile()
+    setup.runner.warm_up()
+    taken = setup.start - setup.device.memory
+    setup.decode(3, 1)
+    setup.model.embedding.weight.mul_(2)  # in place: a replay reads it
+    setup.decode(3, 2)
+    setup.model.embedding = torch.nn.Embedding(50, 8)
+    setup.runner.invalidate()
+    assert setup.device.num_captures == 10
+    assert setup.start - setup.device.memory == taken
+    for seed, rows in enumerate((3, 10, 1)):
+        setup.decode(rows, seed)
+    assert setup.device.num_replays == 5
+
+
 def test_the_double_refuses_what_a_capture_refuses():
-    capture, x = FakeCapture(), torch.arange(4.0)
+    capture, x = FakeDevice().make_capture(), torch.arange(4.0)
     with pytest.raises(Refused, match=r"item|_local_scalar_dense"):
         capture.capture(lambda: x * float(x.sum()))
     sizes = iter((4, 3))
     graph, _ = capture.capture(lambda: x[: next(sizes)] * 2)
     with pytest.raises(Refused, match="cannot change shapes"):
         graph.replay()
+    with pytest.raises(Refused, match="still held"):
+        capture.release()

@@ -10,6 +10,8 @@ import pytest
 
 from octavo import LLM
 from octavo.bench.plan.capacity import Wish, capacity, decode_shape, step_floor, weight_bits
+from octavo.core.capacity import no_room, too_long
+from octavo.core.contracts.executor import DeviceMemory
 from octavo.core.testing.model_folder import write_model_folder
 from octavo.plugins.executors.accelerators import load
 from octavo.server.cli import main
@@ -113,7 +115,17 @@ def test_what_does_not_fit_says_how_many_devices_would_do(tmp_path: Path, capsys
     file.write_text(json.dumps(LLAMA_8B))
     plan = planned(tmp_path, str(file), "--device", "t4", status=1)
     assert plan["devices_needed"] == 2
-    assert "2 devices would do" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "2 devices would do" in out
+    # In the words and numbers of an engine's start.
+    shares = DeviceMemory(plan["memory_bytes"], 0.9, plan["weight_bytes"], plan["activation_bytes"])
+    assert f"does not fit: {no_room(shares, 16 * plan['kv_bytes_per_token'])}; 2 dev" in out
+    assert plan["longest_context"] == 0
+    less = ["--max-num-batched-tokens", "512", "--gpu-memory-utilization", "0.7"]
+    plan = planned(tmp_path, str(file), "--device", "l4", *less, status=1)
+    needed, longest = 8192 * plan["kv_bytes_per_token"], plan["longest_context"]
+    assert plan["problem"] == too_long(8192, needed, plan["kv_bytes"], longest)
+    assert 0 < longest == plan["num_blocks"] * 16 < 8192
     plan = planned(tmp_path, str(file), "--device", "t4:2", "--dtype", "float16")
     assert plan["fits"]
     plan = planned(tmp_path, str(file), "--device", "h100:2", "--kv-cache-dtype", "fp8")
