@@ -193,5 +193,5 @@ def least_devices(config: Mapping[str, Any], wish: Wish, memory: int, device: st
     for power in range(7):
         tried = replace(wish, devices=2**power)
         if capacity(config, tried, memory, device).fits:
-            return 2**power
+            return 1 << power
     return None
