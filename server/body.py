@@ -5,26 +5,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
-from typing import Any, NoReturn
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 from starlette.requests import Request
 
 from octavo.server.errors import ApiError
+from octavo.server.large_body import LARGE, apart, decode_large
+
+T = TypeVar("T")
 
 DISCARDED_BYTES, DISCARDED_S = 256 * 2**20, 30.0
 """What is read of a body that is too large: so much, for so many seconds."""
 
 
-async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
-    """The body as a JSON object.
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The body, not parsed yet.
 
-    Raises `ApiError`: 413 over `max_bytes`, 415 for another content type or a compressed body, 400
-    for anything that is not one JSON object (NaN, lone surrogates and deep nesting included).
+    Raises `ApiError`: 413 over `max_bytes`, 415 for another content type or a compressed body.
     """
     _check_type(request)
-    return parse_object(await _read(request, max_bytes))
+    return await _read(request, max_bytes)
+
+
+async def parsed(data: bytes, parse: Callable[[dict[str, Any]], T]) -> T:
+    """What `parse` makes of a body, which must be one JSON object. A large one holds up nobody
+    else.
+
+    Raises `ApiError` 400 for anything else (NaN, lone surrogates and deep nesting included).
+    """
+    return await apart(len(data) >= LARGE, lambda: parse(parse_object(data)))
 
 
 def _check_type(request: Request) -> None:
@@ -93,15 +104,30 @@ def parse_object(data: bytes) -> dict[str, Any]:
     """Parse strict JSON whose top level is an object."""
     if not data.strip():
         raise _bad("the body is empty, expected a JSON object")
+    large = len(data) >= LARGE
     try:
-        value = msgspec.json.decode(data)
+        value = decode_large(data) if large else msgspec.json.decode(data)
     except RecursionError:
         raise _bad("the body is nested too deeply") from None
-    except (msgspec.MsgspecError, ValueError):
+    except (msgspec.MsgspecError, ValueError) as error:
+        if large:
+            _explain_large(data, error)
         _explain(data)
     if not isinstance(value, dict):
         raise _bad(f"the body must be a JSON object, got {_json_type(value)}")
     return value
+
+
+def _explain_large(data: bytes, error: Exception) -> NoReturn:
+    """Say why parsing failed without parsing again, which would take long."""
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as wrong:
+        raise _bad(f"the body is not valid UTF-8 at byte {wrong.start}") from None
+    if str(error).startswith("Expected `object`"):
+        raise _bad("the body must be a JSON object")
+    reason = str(error).removeprefix("JSON is malformed: ")
+    raise _bad(f"the body is not valid JSON: {reason}")
 
 
 def _explain(data: bytes) -> NoReturn:

@@ -13,11 +13,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response as HTTPResponse
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.server.body import read_json
+from octavo.server.body import parsed, read_body
 from octavo.server.disconnect import EventStream, until_gone
 from octavo.server.engine import Choice, Output
 from octavo.server.errors import ApiError, from_exception
 from octavo.server.generation import Collected, Job, Limits, Prompt, Run
+from octavo.server.large_body import MANY_IDS, apart
 from octavo.server.protocol.common import Response, Usage, parse
 from octavo.server.protocol.sampling import SamplingRequest
 from octavo.server.request_log import log_request
@@ -106,10 +107,10 @@ class Handler(Generic[B]):
         """Answer one request."""
         state: ServerState = request.app.state.server
         config = state.config.server
-        data = await read_json(request, config.max_body_bytes)
+        data = await read_body(request, config.max_body_bytes)
         arrived = time.perf_counter()
-        refuse = config.unknown_parameters == "refuse"
-        body, ignored = parse(self._endpoint.request, data, refuse_unknown=refuse)
+        kind, refuse = self._endpoint.request, config.unknown_parameters == "refuse"
+        body, ignored = await parsed(data, lambda found: parse(kind, found, refuse_unknown=refuse))
         state.warn_ignored(ignored)
         headers = {"x-octavo-ignored-parameters": names_header(ignored)} if ignored else {}
         model = state.model_name(body.model)
@@ -139,7 +140,8 @@ class Handler(Generic[B]):
         job = Job(body, answer_id, model)
         llm = state.llm
         limits = Limits(llm.max_model_len, llm.max_sequence_tokens, llm.inputs.vocab_size)
-        job.settle(prompts, params, limits)
+        many = sum(len(prompt.token_ids) for prompt in prompts) > MANY_IDS
+        await apart(many, lambda: job.settle(prompts, params, limits))
         return job
 
     async def _answer(

@@ -11,6 +11,7 @@ from octavo.server.answer import AnswerReader, Plan
 from octavo.server.engine import Choice, Output
 from octavo.server.errors import ApiError
 from octavo.server.generation import Collected, Job, Prompt, hides_last
+from octavo.server.large_body import MANY_MESSAGES, apart
 from octavo.server.protocol.chat import TokenLogprob
 from octavo.server.protocol.common import Usage
 from octavo.server.protocol.responses import (
@@ -54,7 +55,8 @@ class Responses:
             "continue_final_message": False,
             "chat_template_kwargs": body.chat_template_kwargs or {},
         }
-        text = await state.chats.render(to_messages(body), arguments)
+        messages = await apart(len(body.input) > MANY_MESSAGES, lambda: to_messages(body))
+        text = await state.chats.render(messages, arguments)
         encode = state.llm.inputs.encode
         return [Prompt(await asyncio.to_thread(encode, text, add_special_tokens=False), text)]
 

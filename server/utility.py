@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -11,7 +11,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 import octavo
 from octavo.core.contracts.tokenizer import Tokenizer
-from octavo.server.body import read_json
+from octavo.server.body import parsed, read_body
 from octavo.server.chat import render
 from octavo.server.errors import ApiError, from_exception
 from octavo.server.generation import Prompt
@@ -111,12 +111,7 @@ async def model(request: Request) -> Response:
 async def tokenize(request: Request) -> Response:
     """Token ids of a prompt or of a conversation."""
     state = _state(request)
-    data = await read_json(request, state.config.server.max_body_bytes)
-    body: TokenizeTextRequest | TokenizeChatRequest
-    if data.get("messages") is not None:
-        body = _parsed(state, TokenizeChatRequest, data)
-    else:
-        body = _parsed(state, TokenizeTextRequest, data)
+    body = await _body(request, _kind_of_prompt)
     state.require_ready()
     try:
         prompt = await _tokens(state, body)
@@ -132,14 +127,25 @@ async def tokenize(request: Request) -> Response:
     return _json(answer.encode())
 
 
+def _kind_of_prompt(
+    data: Mapping[str, Any],
+) -> type[TokenizeTextRequest] | type[TokenizeChatRequest]:
+    return TokenizeTextRequest if data.get("messages") is None else TokenizeChatRequest
+
+
 def _labels(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[str]:
     return [label(tokenizer.token_bytes(token)) for token in token_ids]
 
 
-def _parsed(state: ServerState, cls: type[R], data: dict[str, Any]) -> R:
-    """A request for a served model."""
-    refuse = state.config.server.unknown_parameters == "refuse"
-    body, ignored = parse(cls, data, refuse_unknown=refuse)
+async def _body(request: Request, kind: Callable[[Mapping[str, Any]], type[R]]) -> R:
+    """A request for a served model. kind: its class."""
+    state = _state(request)
+    config = state.config.server
+    refuse = config.unknown_parameters == "refuse"
+    data = await read_body(request, config.max_body_bytes)
+    body, ignored = await parsed(
+        data, lambda found: parse(kind(found), found, refuse_unknown=refuse)
+    )
     state.warn_ignored(ignored)
     state.model_name(body.model)
     return body
@@ -157,17 +163,19 @@ async def _tokens(state: ServerState, body: TokenizeTextRequest | TokenizeChatRe
 async def detokenize(request: Request) -> Response:
     """Text of token ids, special tokens included."""
     state = _state(request)
-    data = await read_json(request, state.config.server.max_body_bytes)
-    body = _parsed(state, DetokenizeRequest, data)
+    body = await _body(request, lambda _: DetokenizeRequest)
     state.require_ready()
+    text = await asyncio.to_thread(_text, state, body.tokens)
+    return _json(DetokenizeResponse(prompt=text).encode())
+
+
+def _text(state: ServerState, tokens: Sequence[int]) -> str:
     top = state.llm.inputs.vocab_size - 1
-    wrong = next((token for token in body.tokens if not 0 <= token <= top), None)
+    wrong = next((token for token in tokens if not 0 <= token <= top), None)
     if wrong is not None:
         raise ApiError(
             f"tokens has token id {shown(wrong)}, expected 0 to {top}",
             param="tokens",
             code="invalid_value",
         )
-    tokenizer = state.llm.tokenizer
-    text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
-    return _json(DetokenizeResponse(prompt=text).encode())
+    return state.llm.tokenizer.decode(tokens, skip_special_tokens=False)

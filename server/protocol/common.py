@@ -205,5 +205,5 @@ def shown(value: Any) -> str:
         return f"an object of {len(value)} members"
     if isinstance(value, list) and len(value) > 8:
         return f"an array of {len(value)} items"
-    text = ascii(value) if isinstance(value, str) else repr(value)
+    text = ascii(value[: MAX_SHOWN + 1]) if isinstance(value, str) else repr(value)
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
