@@ -38,6 +38,7 @@ from octavo.core.contracts.attention_backend import (
 from octavo.core.contracts.model import AttentionSpec
 from octavo.core.contracts.provider import Platform
 from octavo.core.errors import PluginUnavailable
+from octavo.core.runner.upload import upload
 
 _CUDA_BLOCKS = (16, 32, 64, 128)
 
@@ -48,9 +49,9 @@ _SHAPES = 256
 @dataclass(slots=True)
 class _Rows:
     """Rows of one FlexAttention call. queries: Q. places: int64[b * Q], the token of each query in
-    the flat batch (that of the row's last query where there are fewer). used: bool[b * Q], which
-    are queries; None when all are. masks: the block mask by window. blocks: int64[n], the blocks
-    that are gathered; None when the pool is read in place. written: bool[n * P, 1, 1]."""
+    the flat batch (that of the row's last query where there are fewer). used: int64, which of the
+    b * Q are queries; None when all are. masks: the block mask by window. blocks: int64[n], the
+    blocks that are gathered; None when the pool is read in place. written: bool[n * P, 1, 1]."""
 
     queries: int
     places: torch.Tensor
@@ -149,7 +150,7 @@ class FlexAttention(AttentionBackend):
         return _Rows(
             queries,
             self._on(places.ravel()),
-            None if used.all() else self._on(used.ravel()),
+            None if used.all() else self._on(used.ravel().nonzero()[0]),
             masks,
             None if blocks is None else self._on(blocks),
             None if written is None else self._on(written)[:, None, None],
@@ -199,7 +200,7 @@ class FlexAttention(AttentionBackend):
         return {window: mask(window) for window in self._windows}
 
     def _on(self, array: NDArray[Any]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+        return upload(array, self._device)
 
     # ---- once a layer ---------------------------------------------------------------------------
 
@@ -236,7 +237,8 @@ class FlexAttention(AttentionBackend):
             if rows.used is None:
                 out.index_copy_(0, rows.places, attended)
             else:
-                out[rows.places[rows.used]] = attended[rows.used]
+                places = rows.places.index_select(0, rows.used)
+                out.index_copy_(0, places, attended.index_select(0, rows.used))
 
     def _gathered(self, cache: torch.Tensor, rows: _Rows, dtype: torch.dtype) -> torch.Tensor:
         """[n * P, K, D]"""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -26,6 +27,7 @@ from octavo.core.contracts.attention_backend import (
 )
 from octavo.core.contracts.model import AttentionSpec
 from octavo.core.contracts.provider import Platform
+from octavo.core.runner.upload import upload
 
 _QUERY_SLICE = 256
 """Queries attended at once when a mask is needed, which bounds the mask's size."""
@@ -151,7 +153,7 @@ class TorchAttention(AttentionBackend):
             lower = int(ascending.searchsorted(length // 2, side="right")) if length > 64 else 0
             lower = min(lower, upper - 1)
             whole = upper - lower == batch.num_decodes
-            rows = None if whole else torch.from_numpy(order[lower:upper]).to(self._device)
+            rows = None if whole else upload(order[lower:upper], self._device)
             buckets.append(
                 self._bucket(batch.block_table[: batch.num_decodes], rows, first, stop, length)
             )
@@ -184,7 +186,7 @@ class TorchAttention(AttentionBackend):
             first = 0 if window is None else max(0, position + 1 - window)
             tokens = None
             if position or self._kv_dtype != self._dtype:
-                bounds = torch.tensor([[first], [total]], device=self._device)
+                bounds = upload(np.array([[first], [total]]), self._device)
                 table = batch.block_table[row : row + 1]
                 tokens = self._tokens(table, bounds[0], bounds[1], total - first)[0].flatten()
             slices = self._slices(start, stop, position, first, window)
@@ -324,7 +326,6 @@ def _attend(
     if mask is not None:
         logits += mask
     elif causal:
-        logits += _additive(torch.ones(logits.shape[-2:], dtype=torch.bool).tril(), q.dtype).to(
-            logits.device
-        )
+        seen = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
+        logits += _additive(seen, q.dtype)
     return torch.matmul(logits.softmax(-1), v.float()).to(q.dtype)

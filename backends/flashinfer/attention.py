@@ -17,8 +17,8 @@ from typing import Any
 import flashinfer
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from octavo.backends.attention.staging import Staged
 from octavo.backends.flashinfer.options import FlashInferOptions
 from octavo.backends.flashinfer.page_table import (
     PageTable,
@@ -42,30 +42,6 @@ LAYOUT = "NHD"
 _GROUPS_WITHOUT_TENSOR_CORES = (1, 2)
 """Query heads that share a KV head, where the decode kernel on plain cores reads as fast; fp8
 caches need tensor cores for every group."""
-
-
-@dataclass(slots=True)
-class _Staged:
-    """Int32 numbers that go to the device each step, at a fixed address."""
-
-    device: torch.Tensor
-    host: torch.Tensor
-
-    @classmethod
-    def make(cls, size: int, device: torch.device) -> _Staged:
-        host = torch.zeros(size, dtype=torch.int32)
-        if device.type == "cuda":
-            host = host.pin_memory()
-        return cls(torch.zeros(size, dtype=torch.int32, device=device), host)
-
-    def fill(self, values: NDArray[Any]) -> torch.Tensor:
-        """A view of the device's memory that holds them."""
-        size = values.size
-        if size > self.host.numel():  # a batch beyond the limits of the context
-            grown = _Staged.make(2 * size, self.device.device)
-            self.device, self.host = grown.device, grown.host
-        self.host.numpy()[:size] = values
-        return self.device[:size].copy_(self.host[:size], non_blocking=True)
 
 
 @dataclass(slots=True)
@@ -109,15 +85,15 @@ class FlashInferAttention(AttentionBackend):
         self._workspace = torch.zeros(options.workspace_bytes, dtype=torch.uint8, device=device)
         blocks_each = self._blocks_each = -(-context.max_model_len // context.block_size)
         rows, tokens = context.max_num_seqs, context.max_num_batched_tokens
-        self._indptr = _Staged.make(rows + 1, device)
-        self._indices = _Staged.make(rows * blocks_each, device)
-        self._last = _Staged.make(rows, device)
-        self._batch_indices = _Staged.make(tokens, device)
-        self._positions = _Staged.make(tokens, device)
-        self._rows = _Staged.make(rows, device)
-        self._prefix = _Staged.make(blocks_each, device)
-        self._suffixes = _Staged.make(rows * blocks_each, device)
-        self._rest = _Staged.make(rows * blocks_each, device)
+        self._indptr = Staged(rows + 1, device)
+        self._indices = Staged(rows * blocks_each, device)
+        self._last = Staged(rows, device)
+        self._batch_indices = Staged(tokens, device)
+        self._positions = Staged(tokens, device)
+        self._rows = Staged(rows, device)
+        self._prefix = Staged(blocks_each, device)
+        self._suffixes = Staged(rows * blocks_each, device)
+        self._rest = Staged(rows * blocks_each, device)
         self._wrappers = {spec: self._make(spec) for spec in context.specs}
         self._step: _Step | None = None
 

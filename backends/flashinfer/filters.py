@@ -4,7 +4,7 @@ The library finds, without a sort, the least value that passes. It keeps every t
 and adds up probabilities in float32; the contract takes ties from the lowest token id and adds up
 integers. So the threshold alone is taken from the library, and integers settle which of the tokens
 at the threshold pass. Where float32 put the threshold too high or too low by a few values it is
-moved; a row for which that does not suffice is reported, and goes the reference's way.
+moved; of a row for which that does not suffice a kernel finds the nucleus.
 
 Legend: r rows, V vocabulary.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import flashinfer
 import torch
 
+from octavo.backends.triton.nucleus import cut_to_nucleus
 from octavo.core.sampling.selection import mass_needed, weights
 
 _MOVES = 2
@@ -34,11 +35,8 @@ def top_k_mask(scaled: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:
     return above | lowest(scaled == threshold, missing)
 
 
-def top_p_mask(
-    scaled: torch.Tensor, keep: torch.Tensor, top_p: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the tokens bool[r, V], those in the nucleus top_p float32[r] (1: all), and bool[r] whether
-    that is settled."""
+def top_p_mask(scaled: torch.Tensor, keep: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Of the tokens bool[r, V], those in the nucleus top_p float32[r] (1: all)."""
     candidates = scaled.masked_fill(~keep, -torch.inf)
     top = candidates.amax(dim=1, keepdim=True)
     kept = flashinfer.sampling.top_p_renorm_probs(torch.softmax(candidates, dim=1), top_p)
@@ -60,7 +58,10 @@ def top_p_mask(
     each = here // at.sum(dim=1, keepdim=True).clamp(min=1)
     wanted = (needed - above + each - 1) // each.clamp(min=1)
     off = (top_p >= 1).unsqueeze(1)
-    return torch.where(off, keep, over | lowest(at, wanted)), (settled | off).squeeze(1)
+    found = torch.where(off, keep, over | lowest(at, wanted))
+    settled |= off
+    cut_to_nucleus(candidates, mass, needed, ~settled.squeeze(1))
+    return torch.where(settled, found, candidates > -torch.inf)
 
 
 def _sum(mass: torch.Tensor, where: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from octavo.backends.attention.staging import Staged
 from octavo.backends.triton.block_copy import BlockCopier
 from octavo.backends.triton.decode import paged_decode
 from octavo.backends.triton.kv_write import write_kv
@@ -58,36 +59,22 @@ def prefill_tiles(
 
 @dataclass(slots=True)
 class _Tiles:
-    """Tiles of layers with this many queries a tile: int32[2, most] on the device and the host."""
+    """Tiles of layers with this many queries a tile. planned: (row, first query) int32[n] of this
+    step's, on the device; None when it has none."""
 
     queries: int
-    device: torch.Tensor
-    host: torch.Tensor
-    num: int = 0
+    rows: Staged
+    first: Staged
+    planned: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @classmethod
     def make(cls, queries: int, context: AttentionBackendContext) -> _Tiles:
         most = context.max_num_batched_tokens // queries + context.max_num_seqs + 1
-        host = torch.zeros(2, most, dtype=torch.int32)
-        if context.device.type == "cuda":
-            host = host.pin_memory()
-        return cls(queries, torch.zeros(2, most, dtype=torch.int32, device=context.device), host)
+        return cls(queries, Staged(most, context.device), Staged(most, context.device))
 
     def fill(self, batch: AttentionBatch) -> None:
         rows, first = prefill_tiles(batch.query_start_loc_cpu, batch.num_decodes, self.queries)
-        self.num = len(rows)
-        if not self.num:
-            return
-        if self.num > self.host.shape[1]:  # a batch beyond the limits of the context
-            self.host = self.host.new_zeros(2, 2 * self.num)
-            self.device = self.device.new_zeros(2, 2 * self.num)
-        array = self.host.numpy()
-        array[0, : self.num], array[1, : self.num] = rows, first
-        self.device[:, : self.num].copy_(self.host[:, : self.num], non_blocking=True)
-
-    @property
-    def planned(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.device[0, : self.num], self.device[1, : self.num]
+        self.planned = (self.rows.fill(rows), self.first.fill(first)) if rows.size else None
 
 
 class TritonAttention(AttentionBackend):
@@ -189,7 +176,7 @@ class TritonAttention(AttentionBackend):
                 cos_sin=cos_sin,
             )
         tiles = self._tiles[tile_queries(spec, q.dtype)]
-        if tiles.num:
+        if tiles.planned is not None:
             paged_prefill(
                 q,
                 layer.k_cache,

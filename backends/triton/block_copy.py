@@ -16,6 +16,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 
 from octavo.backends.triton.launch import FUSED, power_of_2
+from octavo.core.runner.upload import upload
 
 _KEPT = 16
 _UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -91,7 +92,7 @@ class BlockCopier:
         """The same from one pool to another, pair by pair, in whatever layouts. One of them may be
         pinned host memory, which the device reads and writes in place: swaps."""
         index = np.stack((sources, targets, tokens)).astype(np.int32)
-        columns = torch.from_numpy(index).to(self._device)
+        columns = upload(index, self._device)
         for pairs in _alike(origins, ends):
             first, second = ([pair[side] for pair in pairs] for side in (0, 1))
             self._launch(self._pools(first), self._pools(second), first[0].shape, columns)
@@ -101,7 +102,7 @@ class BlockCopier:
         if addresses not in self._known:
             if len(self._known) >= _KEPT:
                 self._known.clear()
-            self._known[addresses] = torch.tensor(addresses, dtype=torch.int64, device=self._device)
+            self._known[addresses] = upload(np.array(addresses, np.int64), self._device)
         unit = _UNITS[caches[0].element_size()]
         return _Pools(self._known[addresses], caches[0].view(unit), caches[0].stride()[:3])
 

@@ -1,10 +1,19 @@
 """Sampler `triton`: the draw over the whole vocabulary in kernels, without sort and without waiting
-for the device. Rows with top_k or top_p go the reference's way."""
+for the device. Rows with top_k or top_p are drawn from the largest tokens, as in the reference; for
+those whose nucleus is wider a kernel finds it.
+
+Legend: R sampling rows, r rows with a filter, V vocabulary.
+"""
 
 from __future__ import annotations
 
-import torch
+from abc import abstractmethod
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from octavo.backends.triton.nucleus import cut_to_nucleus
 from octavo.backends.triton.sampling import GumbelDraw
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.sampler import (
@@ -13,16 +22,19 @@ from octavo.core.contracts.sampler import (
     SamplerContext,
     SamplingBatch,
 )
-from octavo.core.sampling.rows import take_rows, ways
+from octavo.core.runner.upload import upload
+from octavo.core.sampling.rows import Rows, Ways, take_rows, ways
 
 
-class TritonSampler(Sampler):
-    """Batches of rows that are greedy or have no filter run in three launches."""
+class DrawingSampler(Sampler):
+    """Rows that are greedy or have no filter run in three launches; the others by `filtered`. The
+    host never waits for the device."""
 
     def __init__(self, options: NoOptions, context: SamplerContext) -> None:
         self._vocab_size = context.vocab_size
         self._draw = GumbelDraw(context.max_num_seqs, context.vocab_size, context.device)
         self._greedy = torch.zeros(context.max_num_seqs, device=context.device)
+        self._ones = torch.ones(context.max_num_seqs, device=context.device)
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
         # Of greedy batches nothing but the flag is written; temperature 0 keeps the rest unread.
@@ -32,12 +44,44 @@ class TritonSampler(Sampler):
         if batch.all_greedy:
             return SampledTokens(token_ids, valid)
         found = ways(batch, self._vocab_size)
-        parts = list(found.filtered)
-        plain = found.plain[batch.host.min_p[found.plain] > 0]
-        if plain.size:
-            parts.append((plain, 0))
-        for rows, width in parts:
-            part = take_rows(logits, batch, rows)
-            chosen = part.draw() if width == 0 else part.draw_of_top(width)
-            token_ids[torch.from_numpy(rows).to(logits.device, non_blocking=True)] = chosen
+        for rows, width in self._parts(found, found.plain[batch.host.min_p[found.plain] > 0]):
+            if rows.size:
+                index = upload(rows, logits.device)
+                part, good = take_rows(logits, batch, rows), valid[index]
+                chosen = self._filtered(part, width, good)
+                token_ids[index] = torch.where(good, chosen, token_ids[index])
         return SampledTokens(token_ids, valid)
+
+    @abstractmethod
+    def _parts(self, found: Ways, min_p: NDArray[np.intp]) -> list[tuple[NDArray[np.intp], int]]:
+        """Rows that are filtered together, and how many candidates they have (0: all), from those
+        with top_k or top_p and those with min_p alone."""
+
+    @abstractmethod
+    def _filtered(self, part: Rows, width: int, valid: torch.Tensor) -> torch.Tensor:
+        """int64[r] tokens. valid: bool[r]; the token of a row that is not is not looked at."""
+
+    def _drawn(self, part: Rows, scaled: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+        """int64[r], from the whole of scaled float32[r, V], -inf masked; greedily where float32[r]
+        is 0, which costs next to nothing."""
+        keys = part.keys
+        return self._draw(scaled, where, keys.seed, keys.position, keys.index)[0].clone()
+
+
+class TritonSampler(DrawingSampler):
+    """See the module."""
+
+    def _parts(self, found: Ways, min_p: NDArray[np.intp]) -> list[tuple[NDArray[np.intp], int]]:
+        return [*found.filtered, (min_p, 0)]
+
+    def _filtered(self, part: Rows, width: int, valid: torch.Tensor) -> torch.Tensor:
+        scaled, rows = part.scaled, len(part.scaled)
+        if not width:
+            return self._drawn(part, part.above_min_p(), self._ones[:rows])
+        chosen, wide = part.draw_of_candidates(width)
+        if wide is None:
+            return chosen
+        cut_to_nucleus(scaled, wide.weights, wide.needed, wide.rows)
+        if part.any_min_p:
+            scaled = part.above_min_p()
+        return torch.where(wide.rows, self._drawn(part, scaled, wide.rows.float()), chosen)

@@ -18,6 +18,7 @@ from octavo.backends.triton.block_copy import BlockCopier
 from octavo.backends.triton.decode import paged_decode
 from octavo.backends.triton.kv_write import write_kv
 from octavo.backends.triton.norm import rms_norm
+from octavo.backends.triton.nucleus import cut_to_nucleus
 from octavo.backends.triton.penalties import apply_penalties
 from octavo.backends.triton.prefill import paged_prefill
 from octavo.backends.triton.quantize import quantize_rows
@@ -177,6 +178,11 @@ def _draw() -> None:
     GumbelDraw(4, 128256, logits.device)(logits, torch.empty(4), numbers, numbers, numbers)
 
 
+def _nucleus() -> None:
+    values, weights = torch.empty(4, 128256), torch.zeros(4, 128256, dtype=torch.int64)
+    cut_to_nucleus(values, weights, weights[:, :1].contiguous(), torch.ones(4, dtype=torch.bool))
+
+
 def _penalties() -> None:
     rows, column = torch.zeros(4, dtype=torch.int32), torch.empty(4)
     state = torch.zeros(4, 128256, dtype=torch.int32)
@@ -201,6 +207,7 @@ def _others() -> Iterator[Variant]:
         yield Variant(f"block_copy {name}", lambda dtype=dtype: _copy(dtype))
     yield Variant("block_copy e4m3", lambda: _copy(torch.float8_e4m3fn))
     yield Variant("gumbel draw", _draw)
+    yield Variant("nucleus", _nucleus)
     yield Variant("penalties", _penalties)
 
 

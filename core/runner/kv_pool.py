@@ -20,6 +20,7 @@ from octavo.core.contracts.model import KVSpec
 from octavo.core.errors import CapacityError, ConfigError
 from octavo.core.messages import Int32
 from octavo.core.runner.side_stream import SideStream, side_stream
+from octavo.core.runner.upload import upload
 
 DEVICE_COPY, TO_HOST, TO_DEVICE = 0, 1, 2
 
@@ -109,7 +110,7 @@ class KVPool:
                         block_size,
                         dtype=dtype,
                         device=torch.device("cpu"),
-                        pin=device.type == "cuda",
+                        pin=device.type != "cpu",
                     )
                 if poison:
                     # All bits set is a NaN among scales, where values are integers.
@@ -213,7 +214,7 @@ def _stretches(blocks: Int32, tokens: Int32, block_size: int) -> list[tuple[int,
 
 
 def _on(tensor: torch.Tensor, places: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
-    block, offset = torch.from_numpy(places).to(tensor.device)
+    block, offset = upload(places, tensor.device)
     return block, offset
 
 

@@ -17,6 +17,6 @@ def upload(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     run. On a CPU the tensor may share the array's memory.
     """
     host = torch.from_numpy(np.ascontiguousarray(array))
-    if device.type != "cuda":
-        return host.to(device)
+    if device.type == "cpu":
+        return host
     return host.pin_memory().to(device, non_blocking=True)

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.core.contracts.sampler import SamplingBatch
+from octavo.core.runner.upload import upload
 from octavo.core.sampling.noise import DrawKeys, draw_all, noise_at
 from octavo.core.sampling.selection import (
     in_nucleus,
@@ -62,6 +63,16 @@ def ways(batch: SamplingBatch, vocab_size: int) -> Ways:
     return Ways(filtered, (drawn & ~top_k & ~top_p).nonzero()[0])
 
 
+@dataclass(frozen=True)
+class Wide:
+    """Rows bool[r] whose nucleus does not end within the candidates, and what decides where it
+    does: weights int64[r, V] of all tokens, and int64[r, 1], what the nucleus must weigh."""
+
+    rows: torch.Tensor
+    weights: torch.Tensor
+    needed: torch.Tensor
+
+
 @dataclass(slots=True)
 class Rows:
     """Rows that go the same way. scaled: float32[r, V]; the columns are int32 or float32[r]."""
@@ -77,14 +88,27 @@ class Rows:
 
     def draw(self) -> torch.Tensor:
         """int64[r], from the whole vocabulary."""
-        if self.any_min_p:
-            floor = min_p_floor(self.scaled.amax(dim=1, keepdim=True), self.min_p)
-            self.scaled.masked_fill_(self.scaled < floor, -torch.inf)
-        return draw_all(self.scaled, self.keys)
+        return draw_all(self.above_min_p() if self.any_min_p else self.scaled, self.keys)
+
+    def above_min_p(self) -> torch.Tensor:
+        """float32[r, V] scaled, with -inf where min_p does not let pass, in place."""
+        floor = min_p_floor(self.scaled.amax(dim=1, keepdim=True), self.min_p)
+        return self.scaled.masked_fill_(self.scaled < floor, -torch.inf)
 
     def draw_of_top(self, width: int) -> torch.Tensor:
         """int64[r], from the `width` largest; rows with top_p and without top_k whose nucleus is
-        wider draw from all."""
+        wider draw from all. Waits for the device to learn which those are, when there is top_p and
+        no top_k."""
+        chosen, wide = self.draw_of_candidates(width)
+        if wide is not None:
+            rows = wide.rows.nonzero().squeeze(1)
+            if len(rows):
+                chosen[rows] = self.subset(rows).draw_of_top(self.scaled.shape[1])
+        return chosen
+
+    def draw_of_candidates(self, width: int) -> tuple[torch.Tensor, Wide | None]:
+        """int64[r], from the `width` largest, and the rows whose token has to be drawn from more;
+        None when there are none."""
         token_ids = top_tokens(self.scaled, width)
         values = self.scaled.gather(1, token_ids)
         top = values[:, :1]
@@ -97,7 +121,7 @@ class Rows:
             needed = mass_needed(everything.sum(dim=1, keepdim=True), self.top_p)
             nucleus, complete = in_nucleus(mass, needed, self.top_p)
             keep &= nucleus
-            wide = (~complete).nonzero().squeeze(1) if narrowed else None
+            wide = Wide(~complete, everything, needed) if narrowed else None
         if self.any_min_p:
             keep &= values >= min_p_floor(top, self.min_p)
         values.masked_fill_(~keep, -torch.inf)
@@ -107,9 +131,7 @@ class Rows:
             )
         else:
             chosen = _lowest_best(values + noise_at(self.keys, token_ids), token_ids)
-        if wide is not None and len(wide):
-            chosen[wide] = self.subset(wide).draw_of_top(self.scaled.shape[1])
-        return chosen
+        return chosen, wide
 
     def subset(self, rows: torch.Tensor) -> Rows:
         keys = DrawKeys(self.keys.seed[rows], self.keys.position[rows], self.keys.index[rows])
@@ -122,7 +144,7 @@ def take_rows(logits: torch.Tensor, batch: SamplingBatch, rows: NDArray[np.intp]
     """Rows intp[r] of a batch. Of everything, `logits` is changed in place."""
     index = None  # everything: no copy of the logits
     if len(rows) < batch.num_rows:
-        index = torch.from_numpy(rows).to(logits.device, non_blocking=True)
+        index = upload(rows, logits.device)
 
     def mine(column: torch.Tensor) -> torch.Tensor:
         return column if index is None else column[index]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from octavo.core.contracts import NoOptions
@@ -10,6 +11,7 @@ from octavo.core.contracts.logits_processor import (
     DeviceLogitsProcessor,
     LogitsProcessorContext,
 )
+from octavo.core.runner.upload import upload
 from octavo.plugins.logits_processors.slots import SlotRows, Slots, token_array
 
 
@@ -26,21 +28,21 @@ class AllowedTokensProcessor(DeviceLogitsProcessor):
         if allowed is None:
             return False
         vocab_size = self._forbidden.shape[1]
-        tokens = torch.from_numpy(token_array("allowed_token_ids", allowed, vocab_size))
+        forbidden = np.ones(vocab_size, np.bool_)
+        forbidden[token_array("allowed_token_ids", allowed, vocab_size)] = False
         row = self._rows.take(request.slot)
         if self._rows.capacity > len(self._forbidden):
             more = self._forbidden.new_ones(self._rows.capacity - len(self._forbidden), vocab_size)
             self._forbidden = torch.cat([self._forbidden, more])
-        self._forbidden[row] = True
-        self._forbidden[row, tokens.to(self._device)] = False
+        self._forbidden[row].copy_(upload(forbidden, self._device))
         return True
 
     def apply(self, logits: torch.Tensor, slots: Slots, rows: Slots) -> None:
-        forbidden = self._forbidden[torch.from_numpy(self._rows.of(slots)).to(self._device)]
+        forbidden = self._forbidden[upload(self._rows.of(slots), self._device)]
         if len(rows) == len(logits):  # rows ascend: they are all, in order
             logits.masked_fill_(forbidden, -torch.inf)
         else:
-            index = torch.from_numpy(rows).to(self._device)
+            index = upload(rows, self._device)
             logits[index] = logits[index].masked_fill_(forbidden, -torch.inf)
 
     def detach(self, slot: int) -> None:

@@ -13,6 +13,7 @@ from octavo.core.contracts.logits_processor import (
     LogitsProcessorContext,
 )
 from octavo.core.errors import RequestError
+from octavo.core.runner.upload import upload
 from octavo.plugins.logits_processors.slots import SlotRows, Slots, token_array
 
 _ANY = -1
@@ -31,6 +32,7 @@ class BadWordsProcessor(DeviceLogitsProcessor):
     def __init__(self, options: NoOptions, context: LogitsProcessorContext) -> None:
         self._vocab_size = context.vocab_size
         self._device = context.device or torch.device("cpu")
+        self._masked = torch.full((), -torch.inf, device=self._device)
         self._row_of_slot = np.full(context.max_num_seqs, -1, np.intp)
         self._owner = np.zeros(0, np.intp)
         self._before = np.zeros((0, 0), np.int64)
@@ -77,10 +79,9 @@ class BadWordsProcessor(DeviceLogitsProcessor):
         before, owner = self._before[here], self._owner[here]
         match = ((before == _ANY) | (before == self._suffix(owner))).all(axis=1)
         hit = here[match]
-        row_index, tokens = logit_rows[hit], self._last[hit]
-        logits[
-            torch.from_numpy(row_index).to(self._device), torch.from_numpy(tokens).to(self._device)
-        ] = -torch.inf
+        if hit.size:
+            where = upload(np.stack((logit_rows[hit], self._last[hit])), self._device)
+            logits[where[0], where[1]] = self._masked
 
     def _suffix(self, slots: Slots) -> NDArray[np.int64]:
         """int64[n, P]: the last tokens generated for each slot, `_NOTHING` before the first."""

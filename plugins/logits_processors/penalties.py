@@ -12,6 +12,8 @@ vocabulary, n rows of a call.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -22,6 +24,7 @@ from octavo.core.contracts.logits_processor import (
     DeviceLogitsProcessor,
     LogitsProcessorContext,
 )
+from octavo.core.runner.upload import upload
 from octavo.plugins.logits_processors.slots import SlotRows, Slots
 
 
@@ -49,8 +52,8 @@ class PenaltiesProcessor(DeviceLogitsProcessor):
         known = np.concatenate([request.prompt, request.output]).astype(np.int64)
         row = self._rows.take(slot)
         self._reserve(len(known))
-        self._tokens[row] = int(known[0]) if len(known) else 0
-        self._tokens[row, : len(known)] = torch.from_numpy(known).to(self._device)
+        self._tokens[row].fill_(int(known[0]) if len(known) else 0)
+        self._tokens[row, : len(known)].copy_(self._upload(known))
         self._length[slot] = len(known)
         # Not 0, which smaller numbers are in float32: a logit of 0 would become NaN.
         self._repetition[slot] = max(params.repetition_penalty, float(np.finfo(np.float32).tiny))
@@ -67,7 +70,7 @@ class PenaltiesProcessor(DeviceLogitsProcessor):
         if missing > 0:
             self._counts = torch.cat([self._counts, self._counts.new_zeros(missing, vocab_size)])
         counts = np.bincount(output, minlength=vocab_size).astype(np.int32)
-        self._counts[row] = torch.from_numpy(counts).to(self._device)
+        self._counts[row].copy_(self._upload(counts))
 
     def _reserve(self, length: int) -> None:
         """Make room for C rows of `length` tokens."""
@@ -87,55 +90,55 @@ class PenaltiesProcessor(DeviceLogitsProcessor):
         if repeating.any():
             mine = slots[repeating]
             where = self._places(mine, rows[repeating])
-            old, penalty = logits[where], self._column(self._repetition[mine])
+            old, penalty = logits[where], self._upload(self._repetition[mine])[:, None]
             logits[where] = torch.where(old > 0, old / penalty, old * penalty)
         counted = known & (self._count_rows.of(slots) >= 0)
         if counted.any():
             mine = slots[counted]
             where = self._places(mine, rows[counted])
-            counts = self._counts[self._index(self._count_rows.of(mine))[:, None], where[1]]
-            values = logits[where] - self._column(self._frequency[mine]) * counts
-            logits[where] = values - self._column(self._presence[mine]) * (counts > 0)
+            counts = self._counts[self._upload(self._count_rows.of(mine))[:, None], where[1]]
+            penalties = self._upload(np.stack((self._frequency[mine], self._presence[mine])))
+            frequency, presence = penalties[:, :, None]
+            logits[where] = logits[where] - frequency * counts - presence * (counts > 0)
 
     def _places(self, slots: Slots, rows: Slots) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows int64[n, 1] and token ids int64[n, L] of the known tokens of slots intp[n]."""
-        tokens = self._tokens[self._index(self._rows.of(slots)), : int(self._length[slots].max())]
-        return self._index(rows)[:, None], tokens
+        where = self._upload(np.stack((rows, self._rows.of(slots))))
+        tokens = self._tokens[where[1], : int(self._length[slots].max())]
+        return where[0][:, None], tokens
 
-    def _index(self, values: NDArray[np.intp]) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device)
-
-    def _column(self, values: NDArray[np.float32]) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device)[:, None]
+    def _upload(self, values: NDArray[Any]) -> torch.Tensor:
+        return upload(values, self._device)
 
     def accept(self, slots: Slots, token_ids: NDArray[np.int32]) -> None:
         lengths = self._length[slots]
         self._reserve(int(lengths.max()) + 1)
         rows = self._rows.of(slots)
-        tokens = self._index(token_ids.astype(np.intp))
         empty = lengths == 0
         if empty.any():
-            self._tokens[self._index(rows[empty])] = self._index(token_ids[empty].astype(np.intp))[
-                :, None
-            ]
-        self._tokens[self._index(rows), self._index(lengths)] = tokens
+            first = self._upload(np.stack((rows[empty], token_ids[empty])))
+            self._tokens[first[0]] = first[1][:, None]
+        where = self._upload(np.stack((rows, lengths, token_ids)))
+        self._tokens[where[0], where[1]] = where[2]
         self._length[slots] += 1
-        self._count(self._count_rows.of(slots), tokens, 1)
-
-    def _count(self, rows: NDArray[np.intp], tokens: torch.Tensor, step: int) -> None:
-        """Add `step` to the counts of int64[n] tokens in the rows intp[n]; -1 has no counts."""
-        counted = rows >= 0
+        count_rows = self._count_rows.of(slots)
+        counted = count_rows >= 0
         if counted.any():
-            where = (self._index(rows[counted]), tokens[self._index(counted.nonzero()[0])])
-            steps = torch.full_like(where[1], step, dtype=torch.int32)
-            self._counts.index_put_(where, steps, accumulate=True)
+            new = self._upload(np.stack((count_rows[counted], token_ids[counted])))
+            self._count(new[0], new[1], 1)
+
+    def _count(self, rows: torch.Tensor, tokens: torch.Tensor, step: int) -> None:
+        """Add `step` to the counts of int64[n] tokens in the rows int64[n]."""
+        steps = torch.full_like(tokens, step, dtype=torch.int32)
+        self._counts.index_put_((rows, tokens), steps, accumulate=True)
 
     def rollback(self, slot: int, num_tokens: int) -> None:
         row = int(self._rows.of(np.array([slot]))[0])
         end = int(self._length[slot])
         gone = self._tokens[row, end - num_tokens : end].clone()
-        rows = self._count_rows.of(np.full(num_tokens, slot, np.intp))
-        self._count(rows, gone, -1)
+        count_row = int(self._count_rows.of(np.array([slot]))[0])
+        if count_row >= 0:
+            self._count(torch.full_like(gone, count_row), gone, -1)
         self._tokens[row, end - num_tokens : end] = self._tokens[row, 0]
         self._length[slot] = end - num_tokens
 

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.core.errors import RequestError
+from octavo.core.runner.upload import upload
 
 Slots = NDArray[np.intp]
 
@@ -84,7 +85,5 @@ class SlotEntries:
         if len(slots) * len(self._owner) and (entry_rows < 0).any():
             here = entry_rows >= 0
             entry_rows, tokens, values = entry_rows[here], tokens[here], values[here]
-        row_tensor, token_tensor, value_tensor = (
-            torch.from_numpy(array).to(self._device) for array in (entry_rows, tokens, values)
-        )
-        return row_tensor, token_tensor, value_tensor
+        where = upload(np.stack((entry_rows, tokens)), self._device)
+        return where[0], where[1], upload(values, self._device)

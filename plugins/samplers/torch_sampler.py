@@ -6,11 +6,13 @@ import torch
 
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.sampler import SampledTokens, Sampler, SamplerContext, SamplingBatch
+from octavo.core.runner.upload import upload
 from octavo.core.sampling.rows import argmax, take_rows, ways
 
 
 class TorchSampler(Sampler):
-    """Synchronises with the device only for rows with top_p and no top_k."""
+    """Waits for the device only when rows have top_p and no top_k, to learn whose nucleus is wider
+    than the candidates. `triton` and `flashinfer` never wait."""
 
     def __init__(self, options: NoOptions, context: SamplerContext) -> None:
         self._vocab_size = context.vocab_size
@@ -27,5 +29,5 @@ class TorchSampler(Sampler):
                 continue
             part = take_rows(logits, batch, rows)
             chosen = part.draw() if width == 0 else part.draw_of_top(width)
-            token_ids[torch.from_numpy(rows).to(logits.device, non_blocking=True)] = chosen
+            token_ids[upload(rows, logits.device)] = chosen
         return SampledTokens(token_ids, valid)

@@ -30,8 +30,8 @@ PARAMS = [
 ]
 
 
-def batch(params, seed):
-    state = SamplingState(len(params), VOCABULARY, CPU)
+def batch(params, seed, vocab_size=VOCABULARY):
+    state = SamplingState(len(params), vocab_size, CPU)
     for slot, values in enumerate(params):
         state.attach(
             AdmittedRow(
@@ -50,8 +50,8 @@ def batch(params, seed):
     return state.batch(np.arange(len(params), dtype=np.intp), positions)
 
 
-def samplers(kind="flashinfer"):
-    context = SamplerContext(VOCABULARY, len(PARAMS), CPU)
+def samplers(kind="flashinfer", vocab_size=VOCABULARY):
+    context = SamplerContext(vocab_size, len(PARAMS), CPU)
     if kind == "triton":
         from octavo.backends.triton.sampler import TritonSampler as Other
     else:
@@ -59,8 +59,8 @@ def samplers(kind="flashinfer"):
     return Other(NoOptions(), context), TorchSampler(NoOptions(), context)
 
 
-def logits_of(kind, seed, rows):
-    logits = torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 3
+def logits_of(kind, seed, rows, vocab_size=VOCABULARY):
+    logits = torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
     if kind == "ties":  # as logits that were bfloat16
         logits = logits.bfloat16().float()
     elif kind == "coarse":
@@ -73,8 +73,8 @@ def logits_of(kind, seed, rows):
 
 
 def check(mine, reference, logits, params, seed):
-    got = mine.sample(logits.clone(), batch(params, seed))
-    wanted = reference.sample(logits.clone(), batch(params, seed))
+    got = mine.sample(logits.clone(), batch(params, seed, logits.shape[1]))
+    wanted = reference.sample(logits.clone(), batch(params, seed, logits.shape[1]))
     assert torch.equal(got.valid, wanted.valid)
     assert torch.equal(got.token_ids[got.valid], wanted.token_ids[got.valid])
 
@@ -98,21 +98,21 @@ def test_a_threshold_that_rounding_moved_does_not_change_a_token(library, error,
     check(mine, reference, logits_of(kind, 3, len(params)), params, 3)
 
 
-def test_rows_that_the_search_cannot_settle_go_the_reference_way(library, monkeypatch):
-    from octavo.core.sampling.rows import Rows
+def test_rows_that_the_search_cannot_settle_go_to_the_kernel(library, monkeypatch):
+    from octavo.backends.flashinfer import filters
 
-    gone, whole = [], Rows.draw_of_top
+    gone, whole = [], filters.cut_to_nucleus
     monkeypatch.setattr(
-        Rows, "draw_of_top", lambda self, width: gone.append(len(self.scaled)) or whole(self, width)
+        filters, "cut_to_nucleus", lambda *args: gone.append(int(args[-1].sum())) or whole(*args)
     )
     mine, _ = samplers()
     logits = logits_of("plain", 1, len(PARAMS))
     params = [PARAMS[3], PARAMS[7]]
     mine.sample(logits[:2].clone(), batch(params, 1))
-    assert gone == []
+    assert gone == [0]
     library.error = 200
     mine.sample(logits[:2].clone(), batch(params, 1))
-    assert gone in ([1], [2])
+    assert gone[1] in (1, 2)
 
 
 def test_invalid_rows_are_told_and_trouble_nobody(library):
@@ -136,3 +136,21 @@ def test_sampler_triton_gives_the_same_tokens(kind):
     mine, reference = samplers("triton")
     check(mine, reference, logits_of(kind, 5, len(PARAMS)), PARAMS, 5)
     check(mine, reference, logits_of(kind, 9, 3), [{"temperature": 0.0}] * 3, 9)
+
+
+@pytest.mark.parametrize("kind", ["flashinfer", "triton"])
+@pytest.mark.parametrize("values", ["flat", "ties"])
+def test_a_nucleus_wider_than_the_candidates(library, kind, values):
+    """Of 2500 tokens of nearly equal weight, or of few different ones."""
+    size = 2500
+    mine, reference = samplers(kind, size)
+    params = [
+        {"top_p": 0.9},
+        {"top_p": 0.1},
+        {"top_p": 0.95, "min_p": 0.99},
+        {"temperature": 0.0},
+        {"temperature": 1.7, "top_p": 0.999},
+        {"top_k": 3},
+    ]
+    logits = logits_of(values, 4, len(params), size) * (1 if values == "flat" else 0.2)
+    check(mine, reference, logits, params, 4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pkgutil
+
 import numpy as np
 import pytest
 import torch
@@ -117,11 +119,21 @@ def batch(params, vocab_size):
     return state.batch(rows, rows.astype(np.int64) * 11)
 
 
+def without_waiting(call, *args):
+    """Torch raises an error when one of its own operations waits for the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        return call(*args)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 PARAMS = [
     {"temperature": 0.0},
     {"temperature": 1.0},
     {"temperature": 0.7, "top_k": 20},
     {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 3.0, "top_p": 0.99},
     {"temperature": 1.2, "top_k": 500, "top_p": 0.95, "min_p": 0.01},
     {"temperature": 0.6, "min_p": 0.1},
 ] * 4
@@ -143,11 +155,54 @@ def test_samplers_give_the_reference_tokens(name, kind):
     logits = torch.randn(len(PARAMS), vocab_size, device="cuda") * 3
     if kind == "ties":
         logits = logits.bfloat16().float()
-    got = Other(NoOptions(), context).sample(logits.clone(), batch(PARAMS, vocab_size))
+    sampler, rows = Other(NoOptions(), context), batch(PARAMS, vocab_size)
+    sampler.sample(logits.clone(), rows)  # kernels are compiled, the library loads
+    got = without_waiting(sampler.sample, logits.clone(), rows)
     reference = TorchSampler(NoOptions(), context)
     wanted = reference.sample(logits.clone(), batch(PARAMS, vocab_size))
     assert got.valid.all()
     assert got.token_ids.tolist() == wanted.token_ids.tolist()
+
+
+def test_processors_edit_as_on_a_cpu_and_do_not_wait():
+    from octavo.core.contracts.logits_processor import AttachedRequest, LogitsProcessorContext
+    from octavo.plugins.logits_processors import PROVIDERS
+
+    params = SamplingParams(
+        logit_bias={3: 1.0, 7: -2.0},
+        allowed_token_ids=list(range(300)),
+        repetition_penalty=1.2,
+        frequency_penalty=0.4,
+        presence_penalty=0.1,
+        bad_words_token_ids=[[4], [5, 6]],
+        min_tokens=3,
+        stop_token_ids=[9],
+    )
+    prompt, slots, rows = np.arange(20, dtype=np.int32), np.array([4, 1]), np.array([0, 2])
+    logits = torch.randn(3, 1000)
+
+    def edited(provider, device):
+        processor = pkgutil.resolve_name(provider.factory)(
+            NoOptions(), LogitsProcessorContext(1000, 8, 64, torch.device(device))
+        )
+        mine = logits.to(device, copy=True)
+
+        def life():
+            for slot in slots.tolist():
+                request = AttachedRequest(slot, slot, prompt, prompt[:0], params, (11,))
+                assert processor.attach(request)
+            for _ in range(2):
+                processor.apply(mine, slots, rows)
+                processor.accept(slots, np.array([5, 17], np.int32))
+            processor.rollback(4, 1)
+            processor.apply(mine, slots, rows)
+            processor.detach(1)
+
+        without_waiting(life) if device == "cuda" else life()
+        return mine.cpu()
+
+    for provider in PROVIDERS:
+        torch.testing.assert_close(edited(provider, "cuda"), edited(provider, "cpu"))
 
 
 def test_penalties():

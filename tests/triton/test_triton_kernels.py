@@ -14,11 +14,13 @@ from octavo.backends.triton.block_copy import BlockCopier
 from octavo.backends.triton.convert import from_cache, to_cache
 from octavo.backends.triton.kv_write import write_kv
 from octavo.backends.triton.norm import rms_norm
+from octavo.backends.triton.nucleus import cut_to_nucleus
 from octavo.backends.triton.penalties import apply_penalties
 from octavo.backends.triton.quantize import quantize_rows
 from octavo.backends.triton.sampling import GumbelDraw, gumbel, philox
 from octavo.core import random
 from octavo.core.runner.rope import RopeTable, apply_rope
+from octavo.core.sampling.selection import mass_needed, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy, of inf and NaN lanes
 
@@ -269,6 +271,37 @@ def test_ties_go_to_the_lower_token_and_rows_without_tokens_are_told():
     got, valid = GumbelDraw(5, 1500, CPU)(logits, temperature, seed, position, index)
     assert valid.tolist() == [True, True, False, False, True]
     assert got[4] == 9
+
+
+def naive_nucleus(values, weight, needed):
+    """Token ids, with Python's own integers."""
+    kept, mass = [], 0
+    for token in sorted(range(len(values)), key=lambda t: (-values[t], t)):
+        if mass >= needed:
+            break
+        kept.append(token)
+        mass += weight[token]
+    return sorted(kept)
+
+
+@pytest.mark.parametrize("vocab_size", [7, 2048, 5000])
+def test_the_nucleus_is_the_contracts(vocab_size):
+    values = torch.randn(5, vocab_size) * 2
+    values[1] = values[1].round()  # ties, on both sides of the threshold
+    values[2, ::2] = -torch.inf
+    values[3] = 0.0
+    values[3, ::3] = -0.0
+    top_p = torch.tensor([0.9, 0.97, 0.5, 0.31, 0.8])
+    weight = weights(values, values.amax(dim=1, keepdim=True))
+    needed = mass_needed(weight.sum(dim=1, keepdim=True), top_p)
+    before, where = values.clone(), torch.tensor([True, True, True, True, False])
+    cut_to_nucleus(values, weight, needed, where)
+    assert torch.equal(values[4], before[4])
+    for row in range(4):
+        kept = (values[row] > -torch.inf).nonzero().flatten().tolist()
+        wanted = naive_nucleus(before[row].tolist(), weight[row].tolist(), int(needed[row]))
+        assert kept == wanted
+        assert torch.equal(values[row, kept], before[row, kept])
 
 
 def test_penalties_equal_those_of_the_processor():

@@ -13,7 +13,6 @@ from octavo.core.contracts.attention_backend import AttentionBackend, KVLayout
 from octavo.core.contracts.model import AttentionSpec
 from octavo.core.testing.conformance import engine_run
 from octavo.core.testing.conformance.base import ConformanceSuite, NotApplicable, registry
-from octavo.core.testing.conformance.device import synchronisations
 
 if TYPE_CHECKING:
     from octavo.core.testing.attention_case import AttentionCase
@@ -243,6 +242,8 @@ class AttentionBackendSuite(ConformanceSuite):
     def test_captured_batches_never_wait_for_the_device(self) -> None:
         """A backend that says its batches can be captured in a graph reads no value back to the
         host in `run`."""
+        from octavo.core.testing.conformance.device import synchronisations
+
         if self.backend_class().graph_support == "none":
             raise NotApplicable("graph_support is 'none'")
         item, layout = self.plainest()
