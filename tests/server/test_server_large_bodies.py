@@ -169,9 +169,11 @@ def test_a_server_reads_them(real_server, path):
 
 def test_tokenize_and_detokenize_read_them(real_server):
     post = real_server.client.post
-    tokens = post("/tokenize", json={"prompt": "fox " * LARGE}).json()
+    tokens = post("/tokenize", json={"prompt": "fox " * (LARGE // 4)}).json()
     assert tokens["count"] == len(tokens["tokens"]) > 1000
-    assert post("/detokenize", json={"tokens": tokens["tokens"]}).json()["prompt"] == "fox " * LARGE
+    assert post("/detokenize", json={"tokens": tokens["tokens"]}).json()["prompt"] == "fox " * (
+        LARGE // 4
+    )
     chat = {"messages": [{"role": "user", "content": "fox"}] * 12_000}
     assert post("/tokenize", json=chat).json()["count"] > 12_000
     wrong = post("/detokenize", json={"tokens": [*tokens["tokens"], -1]}).json()["error"]
