@@ -21,6 +21,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Threads that spin while they wait take the cores from the other processes of a test.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Inductor compiles in this process: a pool of its own would outlive the tests that need it.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # Before Triton is imported. Without a GPU its kernels run in its interpreter.
 if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")

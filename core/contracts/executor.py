@@ -98,7 +98,13 @@ class WarmUp:
 
 
 class Worker(ABC):
-    """One rank's part: the model runner on a device. Built by the executor where it shall run."""
+    """One rank's part: the model runner on a device. Built by the executor where it shall run.
+
+    asynchronous: the device runs beside the host, so that it pays to launch a step before the one
+    before it has its result.
+    """
+
+    asynchronous: bool = False
 
     @abstractmethod
     def load(self) -> WorkerReport:
@@ -115,6 +121,13 @@ class Worker(ABC):
     @abstractmethod
     def sample(self, masks: LogitMasks | None) -> StepResult:
         """Sample the rows of the last `forward`; the tokens stay where the next one needs them."""
+
+    def launch(self, masks: LogitMasks | None) -> Callable[[], StepResult]:
+        """As `sample`, without waiting for the device: the function waits. The next `forward` may
+        come before it is called, and finds the tokens on the device; call it once, in the order of
+        the steps, on the worker's thread. Default: samples at once."""
+        result = self.sample(masks)
+        return lambda: result
 
     def close(self) -> None:  # noqa: B027
         """Free the device."""
@@ -135,7 +148,8 @@ class ExecutorContext:
 
 class Executor(ABC):
     """max_in_flight: how many plans may be submitted before the first must be collected. 1 means
-    synchronous; with more the engine plans step N + 1 while step N runs. computes: False for one
+    synchronous; with more the engine plans step N + 1 while step N runs. Known when `start` has
+    returned. computes: False for one
     whose tokens are made up, for simulation."""
 
     max_in_flight: int = 1

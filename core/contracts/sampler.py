@@ -83,7 +83,7 @@ class SamplingBatch:
 class SampledTokens:
     """token_ids int64[R]. valid bool[R]: False where no token was allowed (every logit of the row
     is -inf) or some logit is NaN: an error of that request alone, whose token is meaningless but a
-    token id."""
+    token id. Later calls of the sampler write neither: the next step reads them on the device."""
 
     token_ids: torch.Tensor
     valid: torch.Tensor

@@ -79,9 +79,7 @@ class BatchBuilder:
         self._borders: list[NDArray[np.intp]] = []
         self._age = 0  # decode steps since the borders were found
         self._advances = 0  # of the mirror, when `_decode_batch` was filled
-        self._copied: torch.cuda.Event | None = None
-        if device.type == "cuda":
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._twins = device.type == "cuda"
 
     def _allocate(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
@@ -92,10 +90,8 @@ class BatchBuilder:
         ]
 
     def build(self, plan: StepPlan) -> StepBatch:
-        """The batch of a plan that the mirror has already applied."""
-        if self._copied is not None:
-            # Copies of the last step may still read the pinned buffers that are written next.
-            self._copied.synchronize()
+        """The batch of a plan that the mirror has already applied. The copies that the last call
+        launched must have run: they read the buffers that are written here."""
         new_layout = plan.layout != self._layout
         if new_layout:
             self._layout = plan.layout
@@ -103,12 +99,8 @@ class BatchBuilder:
             self._dense = bool((self._slots == self._arange[: self._slots.size]).all())
             self._decode_batch = None
         if plan.num_decodes == self._slots.size:
-            batch = self._build_decodes(plan)
-        else:
-            batch = self._build_mixed(plan)
-        if self._copied is not None:
-            self._copied.record()
-        return batch
+            return self._build_decodes(plan)
+        return self._build_mixed(plan)
 
     # ---- one token a row ------------------------------------------------------------------------
 
@@ -226,7 +218,7 @@ class BatchBuilder:
 
     def _shared(self, padded: int) -> bool:
         """Whether the mirror's own rows of the block tables are handed out."""
-        return self._dense and self._copied is None and padded == self._slots.size
+        return self._dense and not self._twins and padded == self._slots.size
 
     def _fill_tables(self, rows: int, padded: int, changed: bool) -> None:
         if self._shared(padded):
@@ -244,7 +236,7 @@ class BatchBuilder:
             column.push(padded)
 
     def _push(self, num_tokens: int, rows: int) -> None:
-        if self._copied is None:
+        if not self._twins:
             return  # the device reads what was written
         self._token_ids.push(num_tokens)
         self._positions.push(num_tokens)

@@ -154,9 +154,10 @@ class KVPool:
         """The forward pass that is launched next comes after all copies."""
         self._side.join()
 
-    def take_host_seconds(self) -> float:
-        """What copies from and to the host took since the last call, once their step is done."""
-        return self._side.take_seconds()
+    def take_host_copies(self) -> Callable[[], float]:
+        """The copies from and to the host since the last call: a function that waits for them and
+        says how many seconds they took."""
+        return self._side.take()
 
     def _copy_run(self, copies: Int32) -> None:
         kind, group = int(copies[0, 0]), int(copies[1, 0])

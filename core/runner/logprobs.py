@@ -6,6 +6,7 @@ Legend: R sampling rows, m rows that want logprobs, k alternatives, E hidden siz
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,28 +17,63 @@ from octavo.core.messages import Int32, Logprobs, PromptLogprobs, StepPlan
 from octavo.core.runner.batch import StepBatch
 from octavo.core.runner.mirror import Mirror
 from octavo.core.runner.sampling_state import SamplingState
+from octavo.core.runner.transfer import HostCopy
+from octavo.core.runner.upload import upload
 
 _SLICE_BYTES = 32 * 2**20
 """Logits that are held at once for prompt logprobs."""
 
 
-def columns(
-    sampler: Sampler,
-    raw: torch.Tensor,
-    token_ids: torch.Tensor,
-    rows: NDArray[np.int32],
-    num: NDArray[np.int32],
-) -> Logprobs:
-    """Describe int64[m] tokens by their raw float32[m, V] logits. num: int32[m] alternatives that
-    each wants."""
-    found = sampler.logprobs(raw, token_ids, int(num.max()))
-    return Logprobs(
-        rows=rows.astype(np.int32),
-        token_ids=found.token_ids.cpu().numpy().astype(np.int32),
-        values=found.values.cpu().numpy().astype(np.float32),
-        ranks=found.ranks.cpu().numpy().astype(np.int32),
-        num=num.astype(np.int32),
-    )
+class LogprobColumns:
+    """Logprobs on their way to the host: `Logprobs` of m tokens, some of which may be left out."""
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        raw: torch.Tensor,
+        token_ids: torch.Tensor,
+        rows: NDArray[np.int32],
+        num: NDArray[np.int32],
+    ) -> None:
+        """Describe int64[m] tokens by their raw float32[m, V] logits. num: int32[m] alternatives
+        that each wants."""
+        found = sampler.logprobs(raw, token_ids, int(num.max()))
+        self.rows, self._num = rows, num
+        self._copy = HostCopy((found.token_ids, found.values, found.ranks))
+
+    def take(self, kept: NDArray[np.bool_] | None = None) -> Logprobs:
+        """Wait for them. kept: bool[m], the rows that are wanted; None: all."""
+        token_ids, values, ranks = self._copy.wait()
+        where = slice(None) if kept is None else kept
+        return Logprobs(
+            rows=self.rows[where].astype(np.int32),
+            token_ids=token_ids[where].astype(np.int32),
+            values=values[where].astype(np.float32),
+            ranks=ranks[where].astype(np.int32),
+            num=self._num[where].astype(np.int32),
+        )
+
+
+@dataclass(frozen=True)
+class PendingPromptLogprobs:
+    """A chunk's prompt logprobs, in slices."""
+
+    handle: int
+    start: int
+    parts: list[LogprobColumns]
+
+    def take(self) -> PromptLogprobs:
+        """Wait for them."""
+        taken = [part.take() for part in self.parts]
+        columns = taken[0]
+        if len(taken) > 1:
+            columns = Logprobs(
+                **{
+                    name: np.concatenate([getattr(part, name) for part in taken])
+                    for name in Logprobs.__struct_fields__
+                }
+            )
+        return PromptLogprobs(handle=self.handle, start=self.start, logprobs=columns)
 
 
 class PromptLogprobsCollector:
@@ -56,7 +92,7 @@ class PromptLogprobsCollector:
 
     def collect(
         self, plan: StepPlan, batch: StepBatch, hidden: torch.Tensor
-    ) -> list[PromptLogprobs]:
+    ) -> list[PendingPromptLogprobs]:
         """Of every row that wants them, chunk by chunk. hidden: [T, E]. Called after the mirror
         has advanced."""
         if not self._state.any_prompt_logprobs:
@@ -71,10 +107,10 @@ class PromptLogprobsCollector:
                 continue
             begin = int(batch.last[row]) + 1 - count
             found.append(
-                PromptLogprobs(
+                PendingPromptLogprobs(
                     handle=int(self._mirror.handles[slot]),
                     start=first + 1,
-                    logprobs=self._describe(
+                    parts=self._describe(
                         hidden[begin : begin + described],
                         self._mirror.token_ids[slot, first + 1 : first + 1 + described],
                         first + 1,
@@ -84,26 +120,21 @@ class PromptLogprobsCollector:
             )
         return found
 
-    def _describe(self, hidden: torch.Tensor, token_ids: Int32, start: int, num: int) -> Logprobs:
+    def _describe(
+        self, hidden: torch.Tensor, token_ids: Int32, start: int, num: int
+    ) -> list[LogprobColumns]:
         """In slices, so that memory does not grow with the chunk."""
         size = max(1, _SLICE_BYTES // (4 * self._state.vocab_size))
         parts = []
         for begin in range(0, len(token_ids), size):
             part = token_ids[begin : begin + size]
             parts.append(
-                columns(
+                LogprobColumns(
                     self._sampler,
                     self._compute_logits(hidden[begin : begin + size]),
-                    torch.from_numpy(part.astype(np.int64)).to(hidden.device),
+                    upload(part.astype(np.int64), hidden.device),
                     np.arange(start + begin, start + begin + len(part), dtype=np.int32),
                     np.full(len(part), num, np.int32),
                 )
             )
-        if len(parts) == 1:
-            return parts[0]
-        return Logprobs(
-            **{
-                name: np.concatenate([getattr(part, name) for part in parts])
-                for name in ("rows", "token_ids", "values", "ranks", "num")
-            }
-        )
+        return parts

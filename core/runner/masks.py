@@ -5,9 +5,11 @@ Legend: R sampling rows, m masked rows, V vocabulary.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from octavo.core.messages import LogitMasks
+from octavo.core.runner.upload import upload
 
 
 def apply_masks(logits: torch.Tensor, masks: LogitMasks) -> None:
@@ -15,8 +17,8 @@ def apply_masks(logits: torch.Tensor, masks: LogitMasks) -> None:
     if not masks.rows.size:
         return
     device, vocab_size = logits.device, logits.shape[1]
-    words = torch.tensor(masks.bitmask, device=device)
+    words = upload(masks.bitmask, device)
     shifts = torch.arange(32, dtype=torch.int32, device=device)
     forbidden = ((words.unsqueeze(-1) >> shifts) & 1).flatten(1)[:, :vocab_size] == 0
-    rows = torch.tensor(masks.rows, dtype=torch.int64, device=device)
+    rows = upload(masks.rows.astype(np.int64), device)
     logits[rows] = logits[rows].masked_fill(forbidden, float("-inf"))

@@ -24,11 +24,17 @@ def odd_lines(length: int) -> int:
     return (lines | 1) * _LINE
 
 
+def placeholder(slots: NDArray[np.intp]) -> NDArray[np.intp]:
+    """What stands for the token that was sampled last for a slot, until it is known: a number that
+    is no token id, and from which the slot follows."""
+    return -1 - slots
+
+
 class Mirror:
     """State of all slots as arrays.
 
-    token_ids: int32[S, >= L], every known token of a slot; last_token: int64[S], the last one of
-    each. num_tokens, num_computed, num_prompt:
+    token_ids: int32[S, >= L], every token of a slot; last_token: int64[S], the last one of each;
+    a `placeholder` where it is not known yet. num_tokens, num_computed, num_prompt:
     int64[S], how many are known, how many have their KV, how many the caller sent.
     block_tables: int32[G, S, M], 0 (the null block) beyond what a slot was given.
     handles: int64[S], the engine's handle of the sequence in each slot, -1 in a free one.
@@ -93,6 +99,21 @@ class Mirror:
         """The next `counts[i]` tokens of `slots[i]` now have their KV."""
         self.num_computed[slots] += counts
         self.num_advances += 1
+
+    def reserve(self, slots: NDArray[np.intp]) -> NDArray[np.intp]:
+        """A token for each of the slots that was sampled and is not known here: `placeholder`
+        stands for it. Where, for `settle`."""
+        index = self.num_tokens[slots]
+        places = slots * self.token_stride + index
+        self.num_tokens[slots] = index + 1
+        self.flat_token_ids[places] = self.last_token[slots] = placeholder(slots)
+        return places
+
+    def settle(self, slots: NDArray[np.intp], places: NDArray[np.intp], token_ids: Int32) -> None:
+        """The reserved tokens are these. A slot may have got another one since."""
+        self.flat_token_ids[places] = token_ids
+        last = places == slots * self.token_stride + self.num_tokens[slots] - 1
+        self.last_token[slots[last]] = token_ids[last]
 
     def append(self, slots: NDArray[np.intp], token_ids: Int32) -> None:
         """One sampled token for each of the slots."""

@@ -6,7 +6,9 @@ Legend: T tokens of the batch, B rows, R rows that sample, E hidden size, V voca
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,10 +20,11 @@ from octavo.core.contracts.logits_processor import LogitsProcessorContext
 from octavo.core.contracts.model import KVSpec
 from octavo.core.contracts.sampler import SamplerContext
 from octavo.core.errors import ConfigError
-from octavo.core.messages import LogitMasks, Logprobs, PromptLogprobs, StepPlan, StepResult
+from octavo.core.messages import LogitMasks, StepPlan, StepResult
 from octavo.core.runner import profile
 from octavo.core.runner.attention_op import AttentionOp
 from octavo.core.runner.batch import BatchBuilder, StepBatch
+from octavo.core.runner.clock import device_clock
 from octavo.core.runner.dummy import dummy_batch
 from octavo.core.runner.kv_pool import KVPool, block_bytes
 from octavo.core.runner.kv_setup import (
@@ -31,16 +34,18 @@ from octavo.core.runner.kv_setup import (
     make_backends,
     make_pool,
 )
-from octavo.core.runner.logprobs import PromptLogprobsCollector, columns
-from octavo.core.runner.masks import apply_masks
+from octavo.core.runner.logprobs import PendingPromptLogprobs, PromptLogprobsCollector
 from octavo.core.runner.mirror import Mirror
 from octavo.core.runner.out_of_memory import out_of_memory
 from octavo.core.runner.parts import RunnerParts, RunnerSettings
 from octavo.core.runner.probe_plan import probe_plan
 from octavo.core.runner.processors import ProcessorSet
 from octavo.core.runner.sampling_state import SamplingState
+from octavo.core.runner.sampling_step import Launched, SamplingStep
+from octavo.core.runner.token_feed import TokenFeed
+from octavo.core.runner.transfer import Fence
+from octavo.core.runner.upload import upload
 
-_NOTHING_ALLOWED = "no token can be sampled: every logit is masked, or some are not numbers"
 _SUPPORT = ("none", "decode", "all")
 _LOADING_HELPS = "model.quantization, model.dtype, or a smaller model"
 _MEASURING_HELPS = (
@@ -54,14 +59,26 @@ _POOL_HELPS = (
 
 @dataclass(slots=True)
 class _Step:
-    """A forward pass that has not sampled yet. logits: float32[R, V], None when no row samples."""
+    """A forward pass that has not sampled yet. logits: float32[R, V], None when no row samples.
+    began, ended: marks of the device's clock."""
 
     plan: StepPlan
     slots: NDArray[np.intp]
     logits: torch.Tensor | None
-    prompt_logprobs: list[PromptLogprobs]
+    prompt_logprobs: list[PendingPromptLogprobs]
     prepare_s: float
-    forward_s: float
+    began: Any
+    ended: Any
+
+
+@dataclass(slots=True)
+class _Drawn:
+    """What followed it. launched: None when no row samples."""
+
+    launched: Launched | None
+    began: Any
+    ended: Any
+    copy_seconds: Callable[[], float]
 
 
 class ModelRunner(Worker):
@@ -73,6 +90,9 @@ class ModelRunner(Worker):
         self._kv_specs: list[KVSpec] = []
         self._backends: Backends = []
         self._step: _Step | None = None
+        self._clock = device_clock(settings.device)
+        self._staged = Fence(settings.device)
+        self.asynchronous = settings.device.type == "cuda"
         self.pool: KVPool | None = None
 
     # ---- start ----------------------------------------------------------------------------------
@@ -146,6 +166,10 @@ class ModelRunner(Worker):
             settings.max_num_seqs,
             [name for name, _ in named],
         )
+        self._sampling_step = SamplingStep(
+            self.mirror, self._sampling, self._processors, self._sampler
+        )
+        self._feed = TokenFeed(settings.max_num_seqs, settings.device)
         self._prompt_logprobs = PromptLogprobsCollector(
             self.mirror, self._sampling, self._sampler, self.model.compute_logits
         )
@@ -253,7 +277,9 @@ class ModelRunner(Worker):
     def _dummy(self, rows: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         width = self.mirror.block_tables.shape[2]
         token_ids, batch = dummy_batch(rows, tokens, max_blocks=width, device=self.settings.device)
+        self._staged.wait()
         self._attention.plan([batch] * len(self._backends))
+        self._staged.set()
         return token_ids, batch.positions
 
     # ---- a step ---------------------------------------------------------------------------------
@@ -262,19 +288,19 @@ class ModelRunner(Worker):
     def forward(self, plan: StepPlan) -> None:
         assert self._step is None, "the last step has not sampled"
         started = time.perf_counter()
+        self._sampling_step.reserve()
         for slot in plan.released.tolist():
             self._sampling.release(slot)
             self._processors.release(slot)
         for row in plan.admitted:
             self._sampling.attach(row)
             self._processors.attach(row)
-        batch, hidden, prepared = self._prepare_and_run(plan)
+        batch, hidden, began, prepared = self._prepare_and_run(plan)
         prompt_logprobs = self._prompt_logprobs.collect(plan, batch, hidden)
         logits = None
         if plan.sample_rows.size:
             if plan.sample_rows.size != batch.num_tokens:
-                last = torch.from_numpy(batch.last[plan.sample_rows]).to(hidden.device)
-                hidden = hidden.index_select(0, last)
+                hidden = hidden.index_select(0, upload(batch.last[plan.sample_rows], hidden.device))
             logits = self.model.compute_logits(hidden)
         self._step = _Step(
             plan=plan,
@@ -282,97 +308,62 @@ class ModelRunner(Worker):
             logits=logits,
             prompt_logprobs=prompt_logprobs,
             prepare_s=prepared - started,
-            forward_s=time.perf_counter() - prepared,
+            began=began,
+            ended=self._clock.mark(),
         )
 
-    def _prepare_and_run(self, plan: StepPlan) -> tuple[StepBatch, torch.Tensor, float]:
-        """(batch, hidden [T, E], when the forward pass began)."""
+    def _prepare_and_run(self, plan: StepPlan) -> tuple[StepBatch, torch.Tensor, Any, float]:
+        """(batch, hidden [T, E], when the device began, when the host was ready to launch)."""
         assert self.pool is not None, "the KV pool is not allocated"
         self.mirror.apply(plan)
         if plan.copies.size:
             self.pool.copy(plan.copies)
+        self._staged.wait()
         batch = self._builder.build(plan)
         self._attention.plan(batch.groups)
+        self._staged.set()
+        self._feed.fill(
+            batch.token_ids,
+            batch.slots,
+            self._sampling_step.unfinished,
+            decodes_only=plan.num_decodes == batch.slots.size,
+        )
         self.pool.join()
-        began = time.perf_counter()
+        prepared, began = time.perf_counter(), self._clock.mark()
         hidden = self._graph_runner.forward(batch.token_ids, batch.positions, batch.num_decodes)
         self.mirror.advance(batch.slots, plan.counts)
-        return batch, hidden, began
+        return batch, hidden, began, prepared
+
+    def sample(self, masks: LogitMasks | None) -> StepResult:
+        return self.launch(masks)()
 
     @torch.inference_mode()
-    def sample(self, masks: LogitMasks | None) -> StepResult:
+    def launch(self, masks: LogitMasks | None) -> Callable[[], StepResult]:
         step, self._step = self._step, None
         assert step is not None, "sample without a forward pass"
-        started = time.perf_counter()
-        num = step.slots.size
+        assert self.pool is not None, "the KV pool is not allocated"
+        began, launched = self._clock.mark(), None
+        if step.logits is not None:
+            launched = self._sampling_step.launch(step.slots, step.logits, masks)
+        drawn = _Drawn(launched, began, self._clock.mark(), self.pool.take_host_copies())
+        return lambda: self._result(step, drawn)
+
+    @torch.inference_mode()
+    def _result(self, step: _Step, drawn: _Drawn) -> StepResult:
         result = StepResult(
             step=step.plan.step,
-            token_ids=np.zeros((num, 1), np.int32),
-            prompt_logprobs=step.prompt_logprobs,
+            token_ids=np.zeros((step.slots.size, 1), np.int32),
+            prompt_logprobs=[pending.take() for pending in step.prompt_logprobs],
             prepare_s=step.prepare_s,
-            forward_s=step.forward_s,
+            forward_s=self._clock.seconds(step.began, step.ended),
+            sample_s=self._clock.seconds(drawn.began, drawn.ended),
+            copy_s=drawn.copy_seconds(),
         )
-        if step.logits is not None:
-            self._sample_rows(step.slots, step.logits, masks, result)
-        result.sample_s = time.perf_counter() - started
-        assert self.pool is not None, "the KV pool is not allocated"
-        result.copy_s = self.pool.take_host_seconds()
+        if drawn.launched is not None:
+            finished = self._sampling_step.finish(drawn.launched)
+            result.token_ids[:, 0] = finished.token_ids
+            result.errors, result.logprobs = finished.errors, finished.logprobs
         return result
-
-    def _sample_rows(
-        self,
-        slots: NDArray[np.intp],
-        logits: torch.Tensor,
-        masks: LogitMasks | None,
-        result: StepResult,
-    ) -> None:
-        batch = self._sampling.batch(slots, self.mirror.num_tokens[slots])
-        num_logprobs = self._sampling.num_logprobs(slots) if batch.max_logprobs >= 0 else None
-        raw = None
-        if num_logprobs is not None:
-            wanted = torch.from_numpy(np.flatnonzero(num_logprobs >= 0)).to(logits.device)
-            raw = logits.index_select(0, wanted)
-        if self._processors.active:
-            self._processors.apply(logits, slots)
-        if masks is not None:
-            apply_masks(logits, masks)
-        sampled = self._sampler.sample(logits, batch)
-        token_ids = sampled.token_ids.cpu().numpy().astype(np.int32)
-        valid = sampled.valid.cpu().numpy()
-        self.mirror.append(slots, token_ids)
-        result.token_ids[:, 0] = token_ids
-        if self._processors.active:
-            self._processors.accept(slots[valid], token_ids[valid])
-        if not valid.all() or self._processors.errors:
-            result.errors = self._errors(slots, valid)
-        if raw is not None and num_logprobs is not None:
-            result.logprobs = self._sampled_logprobs(raw, sampled.token_ids, valid, num_logprobs)
-
-    def _errors(self, slots: NDArray[np.intp], valid: NDArray[np.bool_]) -> dict[int, str]:
-        errors = {int(row): _NOTHING_ALLOWED for row in np.flatnonzero(~valid)}
-        if self._processors.errors:
-            for row, slot in enumerate(slots.tolist()):
-                if slot in self._processors.errors:
-                    errors[row] = self._processors.errors[slot]
-        return errors
-
-    def _sampled_logprobs(
-        self,
-        raw: torch.Tensor,
-        token_ids: torch.Tensor,
-        valid: NDArray[np.bool_],
-        num_logprobs: NDArray[np.int32],
-    ) -> Logprobs | None:
-        """raw: float32[m, V], the rows that want logprobs. Rows without a token get none."""
-        rows = np.flatnonzero(num_logprobs >= 0)
-        kept = valid[rows]
-        if not kept.all():
-            raw = raw[torch.from_numpy(kept).to(raw.device)]
-            rows = rows[kept]
-        if not rows.size:
-            return None
-        chosen = token_ids[torch.from_numpy(rows).to(token_ids.device)]
-        return columns(self._sampler, raw, chosen, rows.astype(np.int32), num_logprobs[rows])
 
     def close(self) -> None:
         self._attention.close()

@@ -28,9 +28,9 @@ class SideStream(ABC):
         """What is launched from now on comes after all copies. Costs nothing without any."""
 
     @abstractmethod
-    def take_seconds(self) -> float:
-        """What the copies since the last call took. Waits for them, so call it when the step they
-        belong to is done."""
+    def take(self) -> Callable[[], float]:
+        """The copies since the last call, as a function that waits for them and says how many
+        seconds they took."""
 
 
 class Inline(SideStream):
@@ -47,9 +47,9 @@ class Inline(SideStream):
     def join(self) -> None:
         """They are done."""
 
-    def take_seconds(self) -> float:
+    def take(self) -> Callable[[], float]:
         seconds, self._seconds = self._seconds, 0.0
-        return seconds
+        return lambda: seconds
 
 
 class CudaSideStream(SideStream):
@@ -77,11 +77,15 @@ class CudaSideStream(SideStream):
             self._cuda.current_stream(self._device).wait_stream(self._stream)
             self._pending = False
 
-    def take_seconds(self) -> float:
+    def take(self) -> Callable[[], float]:
         spans, self._spans = self._spans, []
-        if spans:
-            spans[-1][1].synchronize()
-        return 1e-3 * sum(float(begin.elapsed_time(end)) for begin, end in spans)
+
+        def seconds() -> float:
+            if spans:
+                spans[-1][1].synchronize()
+            return 1e-3 * sum(float(begin.elapsed_time(end)) for begin, end in spans)
+
+        return seconds
 
 
 def side_stream(device: torch.device) -> SideStream:

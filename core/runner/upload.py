@@ -16,7 +16,8 @@ def upload(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     is made from pinned memory, in stream order; the allocator keeps that memory until the copy has
     run. On a CPU the tensor may share the array's memory.
     """
-    host = torch.from_numpy(np.ascontiguousarray(array))
+    # torch takes no arrays that cannot be written, as those of a decoded message.
+    host = torch.from_numpy(np.require(array, requirements=("C", "W")))
     if device.type == "cpu":
         return host
     return host.pin_memory().to(device, non_blocking=True)

@@ -10,11 +10,13 @@ PROVIDERS: list[Provider[Any]] = [
     Provider(
         name="local",
         factory="octavo.plugins.executors.local:LocalExecutor",
+        options="octavo.plugins.executors.local:LocalOptions",
         summary="One worker in the engine's own thread.",
     ),
     Provider(
         name="wire",
         factory="octavo.plugins.executors.wire:WireExecutor",
+        options="octavo.plugins.executors.local:LocalOptions",
         rank=-1,
         summary="As local, with every plan and result encoded and decoded: for tests.",
     ),

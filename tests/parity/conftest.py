@@ -39,10 +39,15 @@ REFERENCE = {
 """The parts that compute with torch's operators, in place of the best that run here."""
 
 
+AHEAD = {"name": "local", "max_in_flight": 2}
+"""A step is launched before the tokens of the one before it are known to the host."""
+
+
 @pytest.fixture(
     params=[
         pytest.param(("local", {}), id="local"),
         pytest.param(("local", REFERENCE), id="reference"),
+        pytest.param((AHEAD, {}), id="ahead"),
         pytest.param(("wire", {}), id="wire", marks=pytest.mark.slow),
         pytest.param(("threaded", {}), id="threaded", marks=pytest.mark.slow),
     ]

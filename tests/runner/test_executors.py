@@ -11,7 +11,7 @@ from octavo.core.contracts import NoOptions
 from octavo.core.contracts.executor import ExecutorContext, Worker, WorkerReport
 from octavo.core.errors import EngineDeadError
 from octavo.core.messages import LogitMasks, StepResult
-from octavo.plugins.executors.local import LocalExecutor
+from octavo.plugins.executors.local import LocalExecutor, LocalOptions
 from octavo.plugins.executors.threaded import ThreadedExecutor
 from octavo.plugins.executors.wire import WireExecutor
 
@@ -20,7 +20,8 @@ POOL = 16 * 16 + 1
 
 
 def make(kind, worker):
-    return EXECUTORS[kind](NoOptions(), ExecutorContext(lambda rank, world: worker, {}))
+    options = NoOptions() if kind == "threaded" else LocalOptions()
+    return EXECUTORS[kind](options, ExecutorContext(lambda rank, world: worker, {}))
 
 
 @pytest.fixture(params=sorted(EXECUTORS))

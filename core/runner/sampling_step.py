@@ -1,0 +1,153 @@
+"""From a step's logits to its tokens: launched on the device, finished when the host needs them.
+
+Legend: R sampling rows, m rows that want logprobs, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from octavo.core.contracts.sampler import SampledTokens, Sampler, SamplingBatch
+from octavo.core.messages import Int32, LogitMasks, Logprobs
+from octavo.core.runner.logprobs import LogprobColumns
+from octavo.core.runner.masks import apply_masks
+from octavo.core.runner.mirror import Mirror
+from octavo.core.runner.processors import ProcessorSet
+from octavo.core.runner.sampling_state import SamplingState
+from octavo.core.runner.transfer import HostCopy
+from octavo.core.runner.upload import upload
+
+_NOTHING_ALLOWED = "no token can be sampled: every logit is masked, or some are not numbers"
+
+
+@dataclass(slots=True)
+class Launched:
+    """Tokens of a step as the device draws them. slots: intp[R]. token_ids: int64[R], on the
+    device. logprobs: of the rows that want them. places: where the mirror has placeholders, None
+    as long as nothing had to go on without the tokens. fed: see `TokenFeed`. errors: by row, once
+    the processors have the tokens."""
+
+    slots: NDArray[np.intp]
+    token_ids: torch.Tensor
+    copy: HostCopy
+    logprobs: LogprobColumns | None
+    places: NDArray[np.intp] | None = None
+    fed: bool = False
+    accepted: bool = False
+    errors: dict[int, str] = field(default_factory=dict)
+
+    def tokens(self) -> tuple[Int32, NDArray[np.bool_]]:
+        """(token ids, which of them are valid), waiting for them."""
+        token_ids, valid = self.copy.wait()
+        return token_ids.astype(np.int32), valid
+
+
+@dataclass(frozen=True)
+class Finished:
+    """token_ids: int32[R]. errors, logprobs: see `StepResult`."""
+
+    token_ids: Int32
+    errors: dict[int, str]
+    logprobs: Logprobs | None
+
+
+class SamplingStep:
+    """Steps are launched one after the other and finished in the same order; `unfinished` are those
+    in between, oldest first. Not thread-safe."""
+
+    def __init__(
+        self, mirror: Mirror, state: SamplingState, processors: ProcessorSet, sampler: Sampler
+    ) -> None:
+        self._mirror, self._state = mirror, state
+        self._processors, self._sampler = processors, sampler
+        self.unfinished: deque[Launched] = deque()
+
+    def reserve(self) -> None:
+        """Another step is planned before the unfinished ones are known."""
+        for launched in self.unfinished:
+            if launched.places is None:
+                launched.places = self._mirror.reserve(launched.slots)
+
+    def launch(
+        self, slots: NDArray[np.intp], logits: torch.Tensor, masks: LogitMasks | None
+    ) -> Launched:
+        """Draw a token for each of the slots intp[R] from float32[R, V]. The processors see every
+        token before they edit the next logits, so with one in use this waits for the step before,
+        while the forward pass of this one runs."""
+        batch = self._state.batch(slots, self._mirror.num_tokens[slots])
+        raw, wanted, num = self._raw(slots, logits, batch)
+        if self._processors.active:
+            for before in self.unfinished:
+                self._accept(before)
+            self._processors.apply(logits, slots)
+        if masks is not None:
+            apply_masks(logits, masks)
+        sampled = self._sampler.sample(logits, batch)
+        logprobs = None
+        if raw is not None:
+            chosen = sampled.token_ids.index_select(0, upload(wanted, logits.device))
+            logprobs = LogprobColumns(self._sampler, raw, chosen, wanted, num)
+        return self._launched(slots, sampled, logprobs)
+
+    def _raw(
+        self, slots: NDArray[np.intp], logits: torch.Tensor, batch: SamplingBatch
+    ) -> tuple[torch.Tensor | None, NDArray[np.int32], NDArray[np.int32]]:
+        """(logits before any edit, rows, alternatives) of the rows that want logprobs."""
+        if batch.max_logprobs < 0:
+            return None, _NO_ROWS, _NO_ROWS
+        num = self._state.num_logprobs(slots)
+        wanted = np.flatnonzero(num >= 0).astype(np.int32)
+        if not wanted.size:
+            return None, _NO_ROWS, _NO_ROWS
+        return logits.index_select(0, upload(wanted, logits.device)), wanted, num[wanted]
+
+    def _launched(
+        self,
+        slots: NDArray[np.intp],
+        sampled: SampledTokens,
+        logprobs: LogprobColumns | None = None,
+    ) -> Launched:
+        copy = HostCopy((sampled.token_ids, sampled.valid))
+        launched = Launched(slots, sampled.token_ids, copy, logprobs)
+        self.unfinished.append(launched)
+        return launched
+
+    def _accept(self, launched: Launched) -> None:
+        """Let the processors see the tokens, and note which rows have failed by then."""
+        if launched.accepted:
+            return
+        launched.accepted = True
+        slots, (token_ids, valid) = launched.slots, launched.tokens()
+        if self._processors.active:
+            self._processors.accept(slots[valid], token_ids[valid])
+        if not valid.all():
+            launched.errors = {int(row): _NOTHING_ALLOWED for row in np.flatnonzero(~valid)}
+        failed = self._processors.errors
+        if failed:
+            for row, slot in enumerate(slots.tolist()):
+                if slot in failed:
+                    launched.errors[row] = failed[slot]
+
+    def finish(self, launched: Launched) -> Finished:
+        """Wait for the tokens of the oldest unfinished step, and take them over."""
+        assert self.unfinished[0] is launched, "steps finish in the order of their launch"
+        self._accept(launched)
+        token_ids, valid = launched.tokens()
+        if launched.places is None:
+            self._mirror.append(launched.slots, token_ids)
+        else:
+            self._mirror.settle(launched.slots, launched.places, token_ids)
+        self.unfinished.popleft()
+        logprobs = None
+        if launched.logprobs is not None:
+            kept = valid[launched.logprobs.rows]
+            logprobs = launched.logprobs.take(kept) if kept.any() else None
+        return Finished(token_ids, launched.errors, logprobs)
+
+
+_NO_ROWS = np.zeros(0, np.int32)
