@@ -124,7 +124,7 @@ def quick_parts(device: str) -> list[Part]:
     given |= {"batches": [2, 4], "prompts": []}
     parts.append(Part("overlap tiny", "overlap", 8, given))
     sides = {name: {"attention": ATTENTION[name], "graph": graph} for name, graph in pairs[::2]}
-    given |= {"batches": [4], "rounds": 2, "seconds": 5.0, "requests": 4, "input_len": 16}
+    given = given | {"batches": [4], "rounds": 2, "seconds": 5.0, "requests": 4, "input_len": 16}
     given |= {"output_len": 4, "check_prompts": 2, "sides": sides}
     parts.append(Part("compare attention", "compare", 15, given))
     return parts
