@@ -11,6 +11,7 @@ from_exception()          OctavoError tree -> ApiError:
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -68,7 +69,7 @@ def unavailable(message: str, code: str) -> ApiError:
 def from_exception(error: BaseException, renamed: Mapping[str, str] | None = None) -> ApiError:
     """The refusal for an exception; what nobody expected is logged and becomes a bare 500.
 
-    renamed: names of sampling parameters that the client knows under another name.
+    renamed: parameters that the client knows under another name.
     """
     if isinstance(error, ApiError):
         return error
@@ -88,8 +89,16 @@ def _from_request_error(error: RequestError, renamed: Mapping[str, str]) -> ApiE
     code = error.code or "invalid_value"
     if isinstance(error, RequestTooLong):
         code = error.code or "context_length_exceeded"
-    message, param = error.message, error.param
-    if param is not None and param in renamed:
-        message = message.replace(param, renamed[param], 1)
-        param = renamed[param]
-    return ApiError(message, param=param, code=code)
+    param = error.param if error.param is None else renamed.get(error.param, error.param)
+    return ApiError(_in_clients_words(error.message, renamed), param=param, code=code)
+
+
+WORDS = ("prompt", "messages")
+"""Parameters whose names are words, too: they are meant only where a message begins with them."""
+
+
+def _in_clients_words(message: str, renamed: Mapping[str, str]) -> str:
+    for ours, theirs in renamed.items():
+        pattern = rf"^{ours}\b" if ours in WORDS else rf"\b{ours}\b"
+        message = re.sub(pattern, theirs, message)
+    return message

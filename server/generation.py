@@ -42,12 +42,12 @@ class Limits:
     max_sequence_tokens: int
     vocab_size: int
 
-    def exceeded(self, what: str, total: int) -> ApiError:
+    def exceeded(self, body: SamplingRequest, what: str, total: int) -> ApiError:
         """The refusal of `total` tokens; both numbers are in the message."""
         limit = f"the model's context is {self.max_model_len} tokens (max_model_len)"
         if total <= self.max_model_len:
             limit = f"the KV cache holds {self.max_sequence_tokens} tokens of one sequence"
-        return ApiError(f"{what}; {limit}", param="prompt", code="context_length_exceeded")
+        return ApiError(f"{what}; {limit}", param=body.prompt_name, code="context_length_exceeded")
 
 
 @dataclass
@@ -107,7 +107,7 @@ class Job:
         for given in prompts:
             prompt = _truncate(given, body, limits)
             room = _room(len(prompt.token_ids), body, limits)
-            _check_ids(prompt.token_ids, limits.vocab_size)
+            _check_ids(prompt.token_ids, body, limits)
             self.prompts.append(prompt)
             self.params.append(_with_limit(base, room, body))
 
@@ -147,15 +147,15 @@ def _truncate(prompt: Prompt, body: SamplingRequest, limits: Limits) -> Prompt:
     return Prompt(prompt.token_ids[-keep:], None)
 
 
-def _check_ids(token_ids: Sequence[int], vocab_size: int) -> None:
+def _check_ids(token_ids: Sequence[int], body: SamplingRequest, limits: Limits) -> None:
     if not token_ids:
-        raise ApiError("the prompt must not be empty", param="prompt", code="invalid_value")
+        raise ApiError("the prompt must not be empty", param=body.prompt_name, code="invalid_value")
     low, high = min(token_ids), max(token_ids)
-    if low < 0 or high >= vocab_size:
+    if low < 0 or high >= limits.vocab_size:
         wrong = low if low < 0 else high
         raise ApiError(
-            f"prompt has token id {wrong}, expected 0 to {vocab_size - 1}",
-            param="prompt",
+            f"prompt has token id {wrong}, expected 0 to {limits.vocab_size - 1}",
+            param=body.prompt_name,
             code="invalid_value",
         )
 
@@ -166,7 +166,7 @@ def _room(length: int, body: SamplingRequest, limits: Limits) -> int:
     if asked is None:
         if length >= most:
             what = f"the prompt has {length} tokens, and one more must fit"
-            raise limits.exceeded(what, length + 1)
+            raise limits.exceeded(body, what, length + 1)
         return most - length
     if asked == 0 and not getattr(body, "echo", False):
         raise ApiError(
@@ -176,6 +176,7 @@ def _room(length: int, body: SamplingRequest, limits: Limits) -> int:
         )
     if length + asked > most:
         raise limits.exceeded(
+            body,
             f"the prompt has {length} tokens and {body.limit_name} asks for {asked}, "
             f"together {length + asked}",
             length + asked,

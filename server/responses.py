@@ -53,7 +53,7 @@ class Responses:
             "tools": [tool.for_template() for tool in body.chat_tools()] or None,
             "add_generation_prompt": True,
             "continue_final_message": False,
-            "chat_template_kwargs": body.chat_template_kwargs or {},
+            "chat_template_kwargs": body.template_variables,
         }
         messages = await apart(len(body.input) > MANY_MESSAGES, lambda: to_messages(body))
         text = await state.chats.render(messages, arguments)
@@ -167,7 +167,7 @@ class ResponsesWriter:
             output=list(self._items.items) if ended else [],
             parallel_tool_calls=body.parallel_tool_calls,
             previous_response_id=None,
-            reasoning={"effort": None, "summary": None},
+            reasoning=_reasoning(body),
             service_tier="default",
             store=False,
             temperature=params.temperature,
@@ -210,6 +210,13 @@ class ResponsesWriter:
             self._texts,
             hide_last=hides_last(self._body, choice.finish_reason, choice.stop_reason),
         ).content
+
+
+def _reasoning(body: ResponsesRequest) -> dict[str, str | None]:
+    given = body.reasoning
+    if given is None:
+        return {"effort": None, "summary": None}
+    return {"effort": given.effort, "summary": given.summary}
 
 
 def _mode(body: ResponsesRequest) -> str:

@@ -15,6 +15,9 @@ from octavo.server.protocol.tools import CHOICE_SCHEMA, Tool, ToolChoice, check_
 
 OLD = "use tools and tool_choice"
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""OpenAI's values; what a template makes of one is the model's business."""
+
 CONTENT_SCHEMA = {
     "anyOf": [
         {"type": "string"},
@@ -144,6 +147,11 @@ class TemplateFields(Part):
     chat_template_kwargs: dict[str, Any] | None = Field(
         default=None, description="Variables for the template."
     )
+    reasoning_effort: ReasoningEffort | None = Field(
+        default=None,
+        description="A variable of this name for the template; one that does not know it takes no "
+        "notice.",
+    )
     documents: list[dict[str, Any]] | None = Field(
         default=None, description="Documents for a template that has a place for them."
     )
@@ -168,6 +176,7 @@ class TemplateFields(Part):
                 param="chat_template",
                 code="unsupported_parameter",
             )
+        given = {"documents": self.documents, "reasoning_effort": self.reasoning_effort}
         kwargs = self.chat_template_kwargs or {}
         return {
             "chat_template": self.chat_template,
@@ -176,9 +185,7 @@ class TemplateFields(Part):
             if generation is None
             else generation,
             "continue_final_message": self.continue_final_message,
-            "chat_template_kwargs": kwargs | {"documents": self.documents}
-            if self.documents
-            else kwargs,
+            "chat_template_kwargs": kwargs | {k: value for k, value in given.items() if value},
         }
 
 
@@ -200,7 +207,6 @@ class ChatRequest(TemplateFields, SamplingRequest):
         "modalities": Unsupported("answers are text", (["text"],)),
         "prediction": Unsupported(),
         "web_search_options": Unsupported(),
-        "reasoning_effort": Unsupported("use chat_template_kwargs if the template knows it"),
         "verbosity": Unsupported("", ("medium",)),
         "service_tier": Unsupported("there is one tier", ("auto", "default")),
         "store": Unsupported("nothing is stored", (False,)),
@@ -211,7 +217,7 @@ class ChatRequest(TemplateFields, SamplingRequest):
         "prompt_cache_retention": Unsupported(),
         "safety_identifier": Unsupported("use user"),
     }
-    renamed: ClassVar[Mapping[str, str]] = {"logprobs": "top_logprobs"}
+    renamed: ClassVar[Mapping[str, str]] = {"logprobs": "top_logprobs", "prompt": "messages"}
 
     max_completion_tokens: int | None = Field(
         default=None, ge=0, description="OpenAI's newer name of max_tokens; wins over it."

@@ -12,7 +12,7 @@ from octavo.core.errors import RequestError
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.server.errors import ApiError
-from octavo.server.protocol.chat import TokenLogprob
+from octavo.server.protocol.chat import ReasoningEffort, TokenLogprob
 from octavo.server.protocol.common import Part, Response, Unsupported, shown, validation_error
 from octavo.server.protocol.sampling import UNSUPPORTED, SamplingRequest
 from octavo.server.protocol.tools import Function, Tool, ToolChoice, check_names, read_choice
@@ -116,6 +116,17 @@ class TextConfig(Part):
     verbosity: Literal["medium"] | None = None
 
 
+class Reasoning(Part):
+    model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
+
+    effort: ReasoningEffort | None = Field(
+        default=None, description="For the template, as its variable reasoning_effort."
+    )
+    summary: Literal["auto"] | None = Field(
+        default=None, description="Reasoning comes whole, in reasoning items, and not summed up."
+    )
+
+
 class ResponsesRequest(SamplingRequest):
     """Body of `POST /v1/responses`."""
 
@@ -136,13 +147,16 @@ class ResponsesRequest(SamplingRequest):
         "prompt_cache_key": Unsupported("prefixes are cached by content; see cache_salt"),
         "prompt_cache_options": Unsupported(),
         "prompt_cache_retention": Unsupported(),
-        "reasoning": Unsupported(
-            "use chat_template_kwargs if the template knows it", ({}, {"effort": None})
-        ),
         "safety_identifier": Unsupported("use user"),
         "service_tier": Unsupported("there is one tier", ("auto", "default")),
         "store": Unsupported(STORED, (False,)),
         "truncation": Unsupported("a prompt that is too long is refused", ("disabled",)),
+    }
+
+    renamed: ClassVar[Mapping[str, str]] = {
+        "logprobs": "top_logprobs",
+        "prompt": "input",
+        "messages": "input",
     }
 
     input: Annotated[Any, WithJsonSchema(INPUT_SCHEMA)] = Field(
@@ -160,6 +174,9 @@ class ResponsesRequest(SamplingRequest):
     )
     parallel_tool_calls: bool = Field(
         default=True, description="Whether an answer may have more than one call."
+    )
+    reasoning: Reasoning | None = Field(
+        default=None, description="How much the model should reason: effort."
     )
     text: TextConfig | None = Field(default=None, description="Format of the text.")
     include: list[str] | None = Field(
@@ -196,6 +213,13 @@ class ResponsesRequest(SamplingRequest):
         if len(value) > 16 or any(len(k) > 64 or len(v) > 512 for k, v in value.items()):
             raise ValueError("expected at most 16 pairs, keys of 64 characters, values of 512")
         return value
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """For the chat template."""
+        effort = self.reasoning.effort if self.reasoning is not None else None
+        given = self.chat_template_kwargs or {}
+        return given if effort is None else {**given, "reasoning_effort": effort}
 
     @property
     def token_limit(self) -> int | None:
@@ -247,7 +271,7 @@ class ResponsesRequest(SamplingRequest):
             f"needs {LOGPROBS} in include",
         )
         tools = self.chat_tools()
-        check_names(tools)
+        check_names(tools, "name")
         read_choice(self.tool_choice, tools)
 
 

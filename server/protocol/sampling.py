@@ -183,10 +183,15 @@ class SamplingRequest(Request):
 
     @property
     def names(self) -> Mapping[str, str]:
-        """Sampling parameters that the client knows under another name, for messages."""
-        if self.response_format is None:
+        """Parameters of the engine that the client knows under another name, for messages."""
+        if self.response_format is None or self.structured_outputs:
             return self.renamed
         return {**self.renamed, "structured_outputs": "response_format"}
+
+    @property
+    def prompt_name(self) -> str:
+        """The name under which the client gave the prompt."""
+        return self.renamed.get("prompt", "prompt")
 
     @property
     def include_usage(self) -> bool:

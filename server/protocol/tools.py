@@ -99,15 +99,15 @@ def _error(message: str, code: str = "invalid_value") -> ApiError:
     return ApiError(message, param="tool_choice", code=code)
 
 
-def check_names(tools: Sequence[Tool]) -> None:
-    """Refuse two tools of one name."""
+def check_names(tools: Sequence[Tool], place: str = "function.name") -> None:
+    """Refuse two tools of one name. place: where a tool has it."""
     seen: set[str] = set()
     for index, tool in enumerate(tools):
         name = tool.function.name
         if name in seen:
             raise ApiError(
                 f"tools has two functions named {shown(name)}",
-                param=f"tools[{index}].function.name",
+                param=f"tools[{index}].{place}",
                 code="invalid_value",
             )
         seen.add(name)

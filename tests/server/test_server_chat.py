@@ -253,7 +253,6 @@ def test_open_choices_accept_what_asks_for_nothing(connect, fake):
         ("modalities", ["text", "audio"]),
         ("prediction", {"type": "content", "content": ""}),
         ("web_search_options", {}),
-        ("reasoning_effort", "low"),
         ("verbosity", "low"),
         ("store", True),
         ("metadata", {"a": "b"}),

@@ -27,12 +27,13 @@ PATH = "/v1/chat/completions"
 BOS, EOS = 256, 257
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}"
-    "{% if m.role == 'wizard' %}{{ raise_exception('no wizards here') }}{% endif %}"
+    "{% if 'wizard' in (m.role, m.content) %}{{ raise_exception('no wizards here') }}{% endif %}"
     "{% if m.role == 'loop' %}{% for a in range(99999) %}{% for b in range(99999) %}"
     "{% endfor %}{% endfor %}{% endif %}"
     "[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
     "{% if documents %}<{{ documents[0].text }}>{% endif %}"
     "{% if think %}(think){% endif %}"
+    "{% if reasoning_effort %}(effort {{ reasoning_effort }}){% endif %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -148,9 +149,46 @@ def test_parameters_of_the_template(served):
     assert ok(served, messages=messages, add_generation_prompt=False) == plain + "</s>"
     assert "<doc>" in ok(served, documents=[{"text": "doc"}])
     assert "(think)" in ok(served, chat_template_kwargs={"think": True})
+    assert "(effort low)" in ok(served, reasoning_effort="low")
+    assert "(effort max)" in ok(
+        served, reasoning_effort="max", chat_template_kwargs={"reasoning_effort": "low"}
+    )
+    assert "effort" not in ok(served, reasoning_effort=None)
+    counted = post(served, "/tokenize", reasoning_effort="none").json()["count"]
+    assert counted == len("[user]Hi[assistant](effort none)") + 2
     assert "[system]x" in ok(served, messages=[{"role": "developer", "content": "x"}])
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert "[user]a\nb<" in ok(served, messages=[{"role": "user", "content": parts}])
+
+
+def test_responses_name_their_own_fields(served):
+    """Whatever the parts that they share with chats call them."""
+
+    def answer(**body):
+        return httpx.post(f"{served.url}/v1/responses", json={"input": "Hi"} | body)
+
+    def refused(**body):
+        response = answer(**body)
+        assert response.status_code == 400, response.text
+        return response.json()["error"]
+
+    response = answer(reasoning={"effort": "high", "summary": "auto"}).json()
+    assert "(effort high)" in served.seen
+    assert response["reasoning"] == {"effort": "high", "summary": "auto"}
+    error = refused(input=[{"role": "user", "content": "wizard"}])
+    assert (error["param"], error["message"]) == ("input", "chat template: no wizards here")
+    error = refused(input=[{"role": "user", "content": "x"}] * 5000)
+    assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
+    assert refused(chat_template_kwargs={"tools": []})["param"] == "chat_template_kwargs"
+    include = ["message.output_text.logprobs"]
+    error = refused(top_logprobs=500, include=include)
+    assert (error["param"], error["message"].split()[0]) == ("top_logprobs", "top_logprobs")
+    assert refused(top_logprobs=-1, include=include)["param"] == "top_logprobs"
+    tool = {"type": "function", "name": "f", "parameters": {}}
+    assert refused(tools=[tool, tool])["param"] == "tools[1].name"
+    assert refused(max_output_tokens=99999)["param"] == "input"
+    assert refused(reasoning={"effort": "lots"})["param"] == "reasoning.effort"
+    assert refused(reasoning={"summary": "detailed"})["param"] == "reasoning.summary"
 
 
 @pytest.mark.parametrize(
@@ -165,6 +203,9 @@ def test_parameters_of_the_template(served):
             "continue_final_message",
             "exclude",
         ),
+        ({"reasoning_effort": "lots"}, "reasoning_effort", "'lots'"),
+        ({"reasoning_effort": 3}, "reasoning_effort", "'low'"),
+        ({"max_tokens": 99999}, "messages", "max_model_len"),
     ],
 )
 def test_refusals(served, body, param, says):
