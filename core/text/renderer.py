@@ -37,6 +37,7 @@ class ChatRenderer:
         self._setting = Setting(source.factory, source.arguments, longest)
         self._timeout_s, self._memory = timeout_s, memory
         self._places = asyncio.Semaphore(processes)
+        self._at_work: set[asyncio.Task[Rendered | None]] = set()
         self._idle: list[_Process] = []
         self._all: set[_Process] = set()
         self._closed = False
@@ -48,21 +49,33 @@ class ChatRenderer:
 
     async def render(self, messages: Sequence[Mapping[str, Any]], **keywords: Any) -> str:
         """As `Tokenizer.chat`. Raises `RequestError`, also for a template that takes too long or
-        too much memory."""
+        too much memory. When it is cancelled, what was begun is finished: a new process would take
+        longer than almost any chat."""
         try:
             request = frame(Rendering([dict(message) for message in messages], keywords))
         except (TypeError, OverflowError, ValueError, RecursionError) as error:
             raise RequestError(f"messages cannot be rendered: {error}", param="messages") from None
         blamed = "messages" if keywords.get("template") is None else "chat_template"
-        async with self._places:
-            answer = await self._answer(request, blamed)
-            if answer is None:
-                answer = await self._answer(request, blamed)
+        await self._places.acquire()
+        task = asyncio.create_task(self._render(request, blamed))
+        self._at_work.add(task)
+        task.add_done_callback(self._done)
+        answer = await asyncio.shield(task)
         if answer is None:
             raise RequestError("chat template: what renders it has died", param=blamed)
         if answer.error is not None:
             raise RequestError(answer.error, param=answer.param or blamed)
         return answer.text
+
+    def _done(self, task: asyncio.Task[Rendered | None]) -> None:
+        self._at_work.discard(task)
+        self._places.release()
+        if not task.cancelled():
+            task.exception()  # nobody may wait for it any more
+
+    async def _render(self, request: bytes, blamed: str) -> Rendered | None:
+        answer = await self._answer(request, blamed)
+        return await self._answer(request, blamed) if answer is None else answer
 
     async def _answer(self, request: bytes, blamed: str) -> Rendered | None:
         """None when the process has died, which may have been before this request."""
@@ -94,6 +107,7 @@ class ChatRenderer:
         self._idle.clear()
         for process in list(self._all):
             await self._end(process)
+        await asyncio.gather(*self._at_work, return_exceptions=True)
 
     async def _process(self) -> _Process:
         if self._closed:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
+import time
 from pathlib import Path
 
 import httpx
@@ -29,6 +31,8 @@ TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}"
     "{% if 'wizard' in (m.role, m.content) %}{{ raise_exception('no wizards here') }}{% endif %}"
     "{% if m.role == 'loop' %}{% for a in range(99999) %}{% for b in range(99999) %}"
+    "{% endfor %}{% endfor %}{% endif %}"
+    "{% if m.role == 'slow' %}{% for a in range(200) %}{% for b in range(5000) %}"
     "{% endfor %}{% endfor %}{% endif %}"
     "[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
     "{% if documents %}<{{ documents[0].text }}>{% endif %}"
@@ -247,11 +251,28 @@ def test_endless_templates_of_requests_delay_nobody_else(trusting):
     ok(trusting)
 
 
-def test_no_process_is_left(live_over, tokenizer):
-    def children():
-        listed = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-        return {child for file in listed for child in file.read_text().split()}
+def children():
+    listed = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return {child for file in listed for child in file.read_text().split()}
 
+
+def test_who_leaves_costs_no_process(served):
+    """It takes a second to make a new one, for a template that would end in milliseconds."""
+    ok(served)
+    before = children()
+    body = json.dumps({"messages": [{"role": "slow", "content": "x"}]}).encode()
+    head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    address = httpx.URL(served.url)
+    for _ in range(3):
+        with socket.create_connection((address.host, address.port)) as client:
+            client.sendall(head + body)
+            time.sleep(0.02)
+        ok(served, messages=[{"role": "slow", "content": "y"}])
+        assert "y</s>" in served.seen
+    assert before <= children()
+
+
+def test_no_process_is_left(live_over, tokenizer):
     before = children()
     found = Served(tokenizer)
     with live_over(found.llm) as live:
