@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.bench.compare.statistics import two_samples_differ
+from octavo.bench.compare.statistics import shown_distance, two_samples_differ
 
 Greedy = Sequence[Mapping[str, Any]]
 
@@ -114,7 +114,8 @@ def compare_samples(
     first: Sequence[Mapping[str, int]], other: Sequence[Mapping[str, int]], seed: int = 0
 ) -> dict[str, Any]:
     """Whether draws of both sides come from one distribution: `p`, and the largest total variation
-    distance over the prompts. verdict: `same` or `different` at 1%."""
+    distance over the prompts. shown_distance: the smallest that would have been shown. verdict:
+    `different` (at 1%), `same`, or `too few` draws to show any difference."""
     rows: tuple[list[Any], list[Any]] = ([], [])
     width = max(len({*a, *b}) for a, b in zip(first, other, strict=True))
     distances = []
@@ -125,10 +126,13 @@ def compare_samples(
         distances.append(float(np.abs(shares[0] - shares[1]).sum() / 2))
         for row, counts in zip(rows, pair, strict=True):
             row.append(np.pad(counts, (0, width - len(counts))))
-    p = two_samples_differ(np.array(rows[0]), np.array(rows[1]), seed)
+    one, two = np.array(rows[0]), np.array(rows[1])
+    p, shown = two_samples_differ(one, two, seed), shown_distance(one, two)
+    unseen = "too few" if shown is None else "same"
     return {
         "p": p,
         "distance": max(distances),
-        "draws": int(np.array(rows[0]).sum(axis=1).min()),
-        "verdict": "different" if p < 0.01 else "same",
+        "shown_distance": shown,
+        "draws": int(min(one.sum(axis=1).min(), two.sum(axis=1).min())),
+        "verdict": "different" if p < 0.01 else unseen,
     }

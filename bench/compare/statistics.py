@@ -18,6 +18,9 @@ Float64 = NDArray[np.float64]
 LEAST_ROUNDS = 6
 """With fewer no sign pattern is rarer than 5%: 2 / 2**6 is 0.031."""
 
+RARE = 5
+"""Categories with fewer counts are pooled."""
+
 _EXACT = 12  # up to so many rounds all sign patterns are looked at
 _DRAWS = 4096
 _NORMAL = NormalDist()
@@ -161,16 +164,12 @@ def two_samples_differ(
     """P-value of the hypothesis that two samples of categories come from one distribution.
 
     first, second: int64[P, K] counts of K categories for P prompts. Pearson's chi-square summed
-    over the prompts, categories with under 5 counts in both together pooled; its distribution is
-    that of random divisions of the counts (a permutation test)."""
+    over the prompts, categories with under `RARE` counts in both together pooled; its distribution
+    is that of random divisions of the counts (a permutation test)."""
     draw = np.random.RandomState(seed)
     observed, simulated = 0.0, np.zeros(draws)
     for a, b in zip(first, second, strict=True):
-        total = a + b
-        rare = total < 5
-        one = np.append(a[~rare], a[rare].sum())
-        both = np.append(total[~rare], total[rare].sum())
-        one, both = one[both > 0], both[both > 0]
+        one, both = _pooled(a, b)
         if len(both) < 2:
             continue
         size, whole = int(one.sum()), int(both.sum())
@@ -180,6 +179,53 @@ def two_samples_differ(
         drawn = np.stack([_divide(both, size, draw) for _ in range(draws)])
         simulated += ((drawn - expected) ** 2 / scale).sum(axis=1)
     return float((1 + (simulated >= observed - 1e-9).sum()) / (1 + draws))
+
+
+def shown_distance(
+    first: NDArray[np.int64], second: NDArray[np.int64], *, alpha: float = 0.01, power: float = 0.8
+) -> float | None:
+    """The smallest total variation distance, in each of the prompts, that samples of this size
+    would show with probability `power` by the test of `two_samples_differ`, however the
+    distributions differ. None: they cannot show any.
+
+    Pearson's statistic is then noncentral chi-square. For n draws a side and a distance d its
+    noncentrality is n/2 times the sum of (difference of shares)^2 / share, which is at least
+    2 n d^2 a prompt (Cauchy and Schwarz)."""
+    size = int(min(first.sum(axis=1).min(), second.sum(axis=1).min()))
+    if size < RARE:
+        return None  # even tokens that only one side draws are pooled
+    kinds = [len(_pooled(a, b)[1]) for a, b in zip(first, second, strict=True)]
+    freedom = sum(max(1, kind - 1) for kind in kinds)
+    distance = math.sqrt(_noncentrality(freedom, alpha, power) / (2 * size * len(first)))
+    return distance if distance <= 1 else None
+
+
+def _noncentrality(freedom: int, alpha: float, power: float) -> float:
+    """With which a chi-square statistic passes its critical value with probability `power`.
+
+    Patnaik's approximation by a central chi-square, and that by Wilson and Hilferty's."""
+    spread = 2 / (9 * freedom)
+    limit = freedom * (1 - spread + _NORMAL.inv_cdf(1 - alpha) * math.sqrt(spread)) ** 3
+    low, high = 0.0, 1000.0 + 10 * freedom
+    for _ in range(60):
+        middle = (low + high) / 2
+        scale = (freedom + 2 * middle) / (freedom + middle)
+        like = (freedom + middle) / scale
+        spread = 2 / (9 * like)
+        above = ((limit / scale / like) ** (1 / 3) - 1 + spread) / math.sqrt(spread)
+        low, high = (low, middle) if above < -_NORMAL.inv_cdf(power) else (middle, high)
+    return high
+
+
+def _pooled(
+    a: NDArray[np.int64], b: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The first sample's counts and those of both, rare categories together."""
+    total = a + b
+    rare = total < RARE
+    one = np.append(a[~rare], a[rare].sum())
+    both = np.append(total[~rare], total[rare].sum())
+    return one[both > 0], both[both > 0]
 
 
 def _divide(counts: NDArray[np.int64], size: int, draw: np.random.RandomState) -> Float64:

@@ -80,9 +80,17 @@ def check_lines(result: Result) -> list[str]:
             out.append(
                 f"sampled outputs of {name}: {sampled['draws']} draws a prompt, p = "
                 f"{sampled['p']:.3f}, total variation {sampled['distance']:.2f}: "
-                + ("another distribution" if sampled["verdict"] == "different" else "no difference")
+                f"{_sampled_text(sampled)}"
             )
     return out
+
+
+def _sampled_text(sampled: Result) -> str:
+    if sampled["verdict"] == "different":
+        return "another distribution"
+    if sampled["verdict"] == "too few":
+        return "too few draws to show any difference (--check-samples)"
+    return f"no difference; one of {sampled['shown_distance']:.2f} or more would have been shown"
 
 
 def _greedy_lines(name: str, greedy: Result) -> list[str]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from argparse import ArgumentTypeError
 from typing import Any
 
+import numpy as np
 import pytest
 
 from octavo.bench.compare.conditions import condition, failures
 from octavo.bench.compare.outputs import compare_greedy, compare_samples
 from octavo.bench.compare.rounds import turns
+from octavo.bench.compare.statistics import shown_distance, two_samples_differ
+from octavo.bench.compare.table import check_lines
 
 
 def output(tokens: list[int], gaps: list[float], noise: float = 0.0) -> dict[str, Any]:
@@ -70,6 +73,43 @@ def test_sampled_outputs() -> None:
     found = compare_samples([one], [{"5": 10, "7": 118}])
     assert (found["verdict"], found["draws"]) == ("different", 128)
     assert found["distance"] > 0.4
+
+
+def test_samples_that_are_too_small_say_so() -> None:
+    """Four draws that have nothing in common could be chance."""
+    few = compare_samples([{"5": 4}, {"5": 4}], [{"6": 4}, {"7": 4}])
+    assert (few["verdict"], few["shown_distance"], few["p"]) == ("too few", None, 1.0)
+    result = {"sides": [{"name": "a"}, {"name": "b"}]}
+    lines = check_lines(result | {"checks": [{"side": 1, "greedy": None, "sampled": few}]})
+    assert "4 draws a prompt" in lines[0]
+    assert lines[0].endswith("too few draws to show any difference (--check-samples)")
+    enough = compare_samples([{"5": 70, "6": 58}], [{"5": 64, "6": 64}])
+    lines = check_lines(result | {"checks": [{"side": 1, "greedy": None, "sampled": enough}]})
+    assert lines[0].endswith(
+        f"no difference; one of {enough['shown_distance']:.2f} or more would have been shown"
+    )
+    assert compare_samples([{"5": 60}], [{"6": 60}])["verdict"] == "different"
+
+
+@pytest.mark.parametrize(("draws", "kinds", "prompts"), [(40, 2, 2), (128, 2, 1), (64, 6, 2)])
+def test_the_distance_that_is_shown(draws: int, kinds: int, prompts: int) -> None:
+    """Two distributions that far apart are told apart about four times of five, ones much nearer
+    are mostly not."""
+    random = np.random.RandomState(3)
+    shares = np.full(kinds, 1 / kinds)
+
+    def draw(distance: float) -> Any:
+        shift = np.where(np.arange(kinds) % 2, 1, -1) * 2 * distance / kinds
+        return [random.multinomial(draws, shares + shift / 2) for _ in range(prompts)]
+
+    def found(distance: float) -> list[bool]:
+        pairs = [(np.array(draw(distance)), np.array(draw(-distance))) for _ in range(60)]
+        return [two_samples_differ(a, b, draws=300) < 0.01 for a, b in pairs]
+
+    shown = shown_distance(np.array(draw(0)), np.array(draw(0)))
+    assert shown is not None
+    assert 0.6 < np.mean(found(shown)) < 0.97
+    assert np.mean(found(shown / 3)) < 0.3
 
 
 def test_sides_take_turns() -> None:
