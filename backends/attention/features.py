@@ -1,8 +1,11 @@
-"""What no built-in attention backend computes, and what each asks of a layer's heads. Imports no
+"""What no built-in attention backend computes, and what each asks of dtypes and heads. Imports no
 torch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+
+from octavo.core.contracts import Platform, ProbeContext
 from octavo.core.contracts.model import AttentionSpec
 
 _EXTRAS = {"sinks": "attention sinks", "alibi": "ALiBi", "latent": "latent attention"}
@@ -21,3 +24,33 @@ def uneven_heads(spec: AttentionSpec) -> str | None:
     if spec.num_heads % spec.num_kv_heads:
         return f"{spec.num_heads} query heads cannot share {spec.num_kv_heads} KV heads evenly"
     return None
+
+
+def refused_dtype(context: ProbeContext, dtypes: Collection[str]) -> str | None:
+    """Why kernels for these dtypes cannot compute the model; None when they can."""
+    dtype = context.facts.get("dtype")
+    if dtype is None or dtype in dtypes:
+        return None
+    return f"computes {' and '.join(dtypes)}, the model's dtype is {dtype}"
+
+
+def refused_model(
+    context: ProbeContext,
+    unsupported: Callable[[AttentionSpec, Platform], str | None],
+    *,
+    dtypes: Collection[str],
+    kv_dtypes: Collection[str] | None = None,
+) -> str | None:
+    """Why attention of some layer of the model cannot be computed or cached; None when all can.
+    kv_dtypes: None for any."""
+    reason = refused_dtype(context, dtypes)
+    if reason is not None:
+        return reason
+    kv_dtype = context.facts.get("kv_dtype")
+    kv_dtype = {"fp8": "float8_e4m3fn"}.get(kv_dtype, kv_dtype)
+    if kv_dtype is not None and kv_dtypes is not None and kv_dtype not in kv_dtypes:
+        return f"keeps no {kv_dtype} KV cache"
+    reasons = (
+        unsupported(spec, context.platform) for spec in context.facts.get("attention_specs") or ()
+    )
+    return next(filter(None, reasons), None)

@@ -28,6 +28,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from octavo.backends.attention.features import missing_feature, uneven_heads
 from octavo.backends.attention.flex_options import FlexOptions
+from octavo.backends.attention.staging import as_cached
 from octavo.core.contracts.attention_backend import (
     AttentionBackend,
     AttentionBackendContext,
@@ -215,8 +216,8 @@ class FlexAttention(AttentionBackend):
         batch, spec = self._batch, layer.spec
         assert batch is not None, "attention ran before it was planned"
         keys, values = _flat(layer.k_cache), _flat(layer.v_cache)
-        keys.index_copy_(0, batch.slot_mapping, k.to(self._kv_dtype))
-        values.index_copy_(0, batch.slot_mapping, v.to(self._kv_dtype))
+        keys.index_copy_(0, batch.slot_mapping, as_cached(k, self._kv_dtype))
+        values.index_copy_(0, batch.slot_mapping, as_cached(v, self._kv_dtype))
         if self._planned is None:
             self._planned = self._plan(batch, layer.k_cache.shape[0])
         score = None if spec.soft_cap is None else _capped(spec.soft_cap)

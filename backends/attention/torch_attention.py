@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional
 
 from octavo.backends.attention.features import missing_feature, uneven_heads
+from octavo.backends.attention.staging import as_cached
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.attention_backend import (
     AttentionBackend,
@@ -234,8 +235,8 @@ class TorchAttention(AttentionBackend):
     ) -> None:
         # In this layout tokens follow each other in memory, whatever their block.
         call = _Call(layer.spec, q, k, v, _flat(layer.k_cache), _flat(layer.v_cache), out)
-        call.keys.index_copy_(0, self._slot_mapping, k.flatten(1).to(self._kv_dtype))
-        call.values.index_copy_(0, self._slot_mapping, v.flatten(1).to(self._kv_dtype))
+        call.keys.index_copy_(0, self._slot_mapping, as_cached(k.flatten(1), self._kv_dtype))
+        call.values.index_copy_(0, self._slot_mapping, as_cached(v.flatten(1), self._kv_dtype))
         plan = self._plans[layer.spec.window]
         for bucket in plan.buckets:
             self._decode(bucket, call)

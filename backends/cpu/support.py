@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from octavo.backends.attention.features import missing_feature, uneven_heads
+from octavo.backends.attention.features import (
+    missing_feature,
+    refused_dtype,
+    refused_model,
+    uneven_heads,
+)
 from octavo.backends.cpu.build import probe as compiler
 from octavo.core.contracts import Availability, Platform, ProbeContext
 from octavo.core.contracts.model import AttentionSpec
+
+DTYPES = ("float32", "bfloat16")
 
 HEAD_MOST = 512
 """Most values of a head; `HEAD_MOST` of attention.h."""
@@ -29,10 +36,8 @@ def unsupported(spec: AttentionSpec, platform: Platform) -> str | None:
 
 def linear_probe(context: ProbeContext) -> Availability:
     """Whether the kernels can be built and multiply in the model's dtype."""
-    dtype = context.facts.get("dtype", "float32")
-    if dtype not in ("float32", "bfloat16"):
-        return Availability(False, f"computes float32 and bfloat16, the model's dtype is {dtype}")
-    return compiler(context)
+    reason = refused_dtype(context, DTYPES)
+    return compiler(context) if reason is None else Availability(False, reason)
 
 
 def decoder_probe(context: ProbeContext) -> Availability:
@@ -49,11 +54,5 @@ def decoder_probe(context: ProbeContext) -> Availability:
 
 def attention_probe(context: ProbeContext) -> Availability:
     """Whether the kernels can be built and compute every layer of the model."""
-    dtype = context.facts.get("dtype", "float32")
-    if dtype not in ("float32", "bfloat16"):
-        return Availability(False, f"computes float32 and bfloat16, the model's dtype is {dtype}")
-    for spec in context.facts.get("attention_specs") or ():
-        reason = unsupported(spec, context.platform)
-        if reason:
-            return Availability(False, reason)
-    return compiler(context)
+    reason = refused_model(context, unsupported, dtypes=DTYPES)
+    return compiler(context) if reason is None else Availability(False, reason)

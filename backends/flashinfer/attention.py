@@ -1,9 +1,9 @@
 """Attention backend `flashinfer`: FlashInfer's paged wrappers, planned once a step.
 
 Decode rows go to the decode wrapper, others to the prefill wrapper; decode rows that share a long
-prefix go to the cascade wrapper, which reads the prefix once for all of them. Batches that a graph
-runner captures have a wrapper for each size, with fixed buffers. `plan` gives host copies of the
-page table where FlashInfer would fetch them from the device.
+prefix go to the cascade wrapper, which reads the prefix once for all of them. `plan` gives pinned
+host copies of the page table where FlashInfer would fetch them from the device, or copy them to it
+from pageable memory.
 
 Legend: T tokens, B rows, b decode rows, H query heads, K KV heads, D head size, N blocks, P tokens
 a block, n pages.
@@ -11,14 +11,15 @@ a block, n pages.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import flashinfer
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from octavo.backends.attention.staging import Staged
+from octavo.backends.attention.staging import Staged, as_cached
 from octavo.backends.flashinfer.options import FlashInferOptions
 from octavo.backends.flashinfer.page_table import (
     PageTable,
@@ -28,6 +29,7 @@ from octavo.backends.flashinfer.page_table import (
     shared_prefix,
 )
 from octavo.backends.flashinfer.support import KV_DTYPES, unsupported
+from octavo.backends.flashinfer.wrappers import LAYOUT, SharedMemory, Wrappers
 from octavo.core.contracts.attention_backend import (
     AttentionBackend,
     AttentionBackendContext,
@@ -37,23 +39,7 @@ from octavo.core.contracts.attention_backend import (
 )
 from octavo.core.contracts.model import AttentionSpec
 from octavo.core.contracts.provider import Platform
-
-LAYOUT = "NHD"
-_GROUPS_WITHOUT_TENSOR_CORES = (1, 2)
-"""Query heads that share a KV head, where the decode kernel on plain cores reads as fast; fp8
-caches need tensor cores for every group."""
-
-
-@dataclass(slots=True)
-class _Wrappers:
-    """Of the layers of one spec. decode and cascade: what this step's decode rows use."""
-
-    prefill: Any
-    plain: Any
-    cascaded: Any = None
-    graphs: dict[int, Any] = field(default_factory=dict)
-    decode: Any = None
-    cascade: Any = None
+from octavo.core.runner.upload import pinned
 
 
 @dataclass(slots=True)
@@ -82,8 +68,7 @@ class FlashInferAttention(AttentionBackend):
     def __init__(self, options: FlashInferOptions, context: AttentionBackendContext) -> None:
         self._options, self._context = options, context
         device = context.device
-        self._workspace = torch.zeros(options.workspace_bytes, dtype=torch.uint8, device=device)
-        blocks_each = self._blocks_each = -(-context.max_model_len // context.block_size)
+        blocks_each = -(-context.max_model_len // context.block_size)
         rows, tokens = context.max_num_seqs, context.max_num_batched_tokens
         self._indptr = Staged(rows + 1, device)
         self._indices = Staged(rows * blocks_each, device)
@@ -94,35 +79,12 @@ class FlashInferAttention(AttentionBackend):
         self._prefix = Staged(blocks_each, device)
         self._suffixes = Staged(rows * blocks_each, device)
         self._rest = Staged(rows * blocks_each, device)
-        self._wrappers = {spec: self._make(spec) for spec in context.specs}
+        shared = SharedMemory(options.workspace_bytes, context)
+        self._wrappers = {spec: Wrappers.make(spec, shared) for spec in context.specs}
         self._step: _Step | None = None
 
-    def _make(self, spec: AttentionSpec) -> _Wrappers:
-        wrappers = _Wrappers(
-            prefill=flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, LAYOUT),
-            plain=flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-                self._workspace, LAYOUT, use_tensor_cores=self._tensor_cores(spec)
-            ),
-        )
-        for size in self._context.graph_batch_sizes:
-            wrappers.graphs[size] = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
-                self._workspace,
-                LAYOUT,
-                use_cuda_graph=True,
-                use_tensor_cores=self._tensor_cores(spec),
-                paged_kv_indptr_buffer=self._zeros(size + 1),
-                paged_kv_indices_buffer=self._zeros(size * self._blocks_each),
-                paged_kv_last_page_len_buffer=self._zeros(size),
-            )
-        return wrappers
-
-    def _zeros(self, size: int) -> torch.Tensor:
-        return torch.zeros(size, dtype=torch.int32, device=self._context.device)
-
-    def _tensor_cores(self, spec: AttentionSpec) -> bool:
-        group = spec.num_heads // spec.num_kv_heads
-        small = self._context.kv_dtype.itemsize == 1
-        return small or group not in _GROUPS_WITHOUT_TENSOR_CORES
+    def _host(self, values: NDArray[Any]) -> torch.Tensor:
+        return pinned(values.astype(np.int32, copy=False), self._context.device)
 
     @staticmethod
     def supports(spec: AttentionSpec, platform: Platform) -> str | None:
@@ -176,18 +138,25 @@ class FlashInferAttention(AttentionBackend):
             self._plan_cascade(batch, step.shared, step)
             return
         indices = step.indices[: len(table.indices)]
+        ends = self._host(table.indptr), self._host(table.last_page_len)
         for spec, wrappers in self._wrappers.items():
             wrappers.cascade = None
             wrappers.decode = wrappers.graphs[rows] if captured else wrappers.plain
-            self._plan_decode(wrappers.decode, spec, table, indices)
+            self._plan_decode(wrappers.decode, spec, ends, indices)
 
     def _plan_decode(
-        self, wrapper: Any, spec: AttentionSpec, table: PageTable, indices: torch.Tensor
+        self,
+        wrapper: Any,
+        spec: AttentionSpec,
+        ends: tuple[torch.Tensor, torch.Tensor],
+        indices: torch.Tensor,
     ) -> None:
+        """ends: indptr and last_page_len, on the host."""
+        indptr, last_page_len = ends
         wrapper.plan(
-            torch.from_numpy(table.indptr),
+            indptr,
             indices,
-            torch.from_numpy(table.last_page_len),
+            last_page_len,
             spec.num_heads,
             spec.num_kv_heads,
             spec.head_size,
@@ -212,24 +181,16 @@ class FlashInferAttention(AttentionBackend):
         rest = page_table(batch.seq_lens_cpu[others], batch.block_table_cpu[others], size)
         prefix, suffixes = self._prefix.fill(shared.pages), self._suffixes.fill(suffix.indices)
         rest_indices = self._rest.fill(rest.indices)
-        every = torch.arange(len(rows) + 1, dtype=torch.int32)
+        queries = [self._host(np.array([0, len(rows)])), self._host(np.arange(len(rows) + 1))]
+        indptrs = [self._host(np.array([0, len(shared.pages)])), self._host(suffix.indptr)]
+        lasts = [self._host(np.array([size])), self._host(suffix.last_page_len)]
+        ends = self._host(rest.indptr), self._host(rest.last_page_len)
         for spec, wrappers in self._wrappers.items():
-            if wrappers.cascaded is None:
-                wrappers.cascaded = flashinfer.MultiLevelCascadeAttentionWrapper(
-                    2, self._workspace, LAYOUT
-                )
-            wrappers.cascade = wrappers.cascaded
-            wrappers.cascade.plan(
-                [torch.tensor([0, len(rows)], dtype=torch.int32), every],
-                [
-                    torch.tensor([0, len(shared.pages)], dtype=torch.int32),
-                    torch.from_numpy(suffix.indptr),
-                ],
+            wrappers.use_cascade().plan(
+                queries,
+                indptrs,
                 [prefix, suffixes],
-                [
-                    torch.tensor([size], dtype=torch.int32),
-                    torch.from_numpy(suffix.last_page_len),
-                ],
+                lasts,
                 spec.num_heads,
                 spec.num_kv_heads,
                 spec.head_size,
@@ -244,19 +205,23 @@ class FlashInferAttention(AttentionBackend):
             )
             wrappers.decode = wrappers.plain if len(others) else None
             if len(others):
-                self._plan_decode(wrappers.decode, spec, rest, rest_indices)
+                self._plan_decode(wrappers.decode, spec, ends, rest_indices)
 
     def _plan_prefills(self, batch: AttentionBatch, table: PageTable, step: _Step) -> None:
         first = batch.num_decodes
         mine = table.rows(first, batch.num_rows)
         starts = batch.query_start_loc_cpu[first:] - batch.query_start_loc_cpu[first]
         indices = step.indices[int(table.indptr[first]) :]
+        queries, indptr, last, lengths = (
+            self._host(values)
+            for values in (starts, mine.indptr, mine.last_page_len, batch.seq_lens_cpu[first:])
+        )
         for spec, wrappers in self._wrappers.items():
             wrappers.prefill.plan(
-                torch.from_numpy(starts.astype(np.int32)),
-                torch.from_numpy(mine.indptr),
+                queries,
+                indptr,
                 indices,
-                torch.from_numpy(mine.last_page_len),
+                last,
                 spec.num_heads,
                 spec.num_kv_heads,
                 spec.head_size,
@@ -269,6 +234,7 @@ class FlashInferAttention(AttentionBackend):
                 q_data_type=self._context.dtype,
                 kv_data_type=self._context.kv_dtype,
                 o_data_type=self._context.dtype,
+                seq_lens=lengths,  # else it computes them, in memory that is not pinned
                 non_blocking=True,
             )
 
@@ -285,9 +251,7 @@ class FlashInferAttention(AttentionBackend):
         step = self._step
         assert step is not None, "attention ran before it was planned"
         wrappers, cache = self._wrappers[layer.spec], (layer.k_cache, layer.v_cache)
-        kv_dtype = self._context.kv_dtype
-        if k.dtype != kv_dtype:
-            k, v = k.to(kv_dtype), v.to(kv_dtype)
+        k, v = (as_cached(x, self._context.kv_dtype) for x in (k, v))
         flashinfer.append_paged_kv_cache(
             k,
             v,
@@ -311,7 +275,7 @@ class FlashInferAttention(AttentionBackend):
 
     @staticmethod
     def _run_cascade(
-        wrappers: _Wrappers,
+        wrappers: Wrappers,
         step: _Step,
         q: torch.Tensor,
         cache: tuple[torch.Tensor, torch.Tensor],

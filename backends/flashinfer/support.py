@@ -1,8 +1,14 @@
-"""What FlashInfer's kernels compute. Imports neither torch nor FlashInfer."""
+"""What FlashInfer's kernels compute, and whether there are any. Imports neither torch nor
+FlashInfer."""
 
 from __future__ import annotations
 
-from octavo.backends.attention.features import missing_feature, uneven_heads
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+
+from octavo.backends.attention.features import missing_feature, refused_model, uneven_heads
 from octavo.core.contracts import Availability, Platform, ProbeContext
 from octavo.core.contracts.model import AttentionSpec
 
@@ -33,17 +39,30 @@ def unsupported(spec: AttentionSpec, platform: Platform) -> str | None:
     return None
 
 
+def kernels() -> Availability:
+    """FlashInfer compiles its kernels when they are first used, unless they came with a package.
+    `auto` leaves it alone where no compiler is found; who names it may have them from before."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
+    if (
+        importlib.util.find_spec("flashinfer_jit_cache")
+        or os.environ.get("FLASHINFER_NVCC")
+        or shutil.which("nvcc")
+        or Path(home, "bin", "nvcc").exists()
+    ):
+        return Availability(True)
+    reason = (
+        "FlashInfer compiles its kernels with nvcc, which is not found: install the CUDA toolkit, "
+        "or the package flashinfer-jit-cache"
+    )
+    return Availability(True, reason, for_auto=False)
+
+
+def sampler_probe(context: ProbeContext) -> Availability:
+    """Whether the sampler's filters run here."""
+    return kernels()
+
+
 def probe(context: ProbeContext) -> Availability:
     """Whether attention of every layer of the model can be computed here."""
-    facts = context.facts
-    dtype = facts.get("dtype")
-    if dtype is not None and dtype not in DTYPES:
-        return Availability(False, f"computes {' and '.join(DTYPES)}, the model's dtype is {dtype}")
-    kv_dtype = {"fp8": "float8_e4m3fn"}.get(facts.get("kv_dtype", ""), facts.get("kv_dtype"))
-    if kv_dtype is not None and kv_dtype not in KV_DTYPES:
-        return Availability(False, f"keeps no {kv_dtype} KV cache")
-    for spec in facts.get("attention_specs") or ():
-        reason = unsupported(spec, context.platform)
-        if reason:
-            return Availability(False, reason)
-    return Availability(True)
+    reason = refused_model(context, unsupported, dtypes=DTYPES, kv_dtypes=KV_DTYPES)
+    return kernels() if reason is None else Availability(False, reason)

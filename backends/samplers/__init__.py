@@ -23,6 +23,7 @@ PROVIDERS: list[Provider[Any]] = [
             Requirement(package="flashinfer", extra="flashinfer"),
             Requirement(package="triton", extra="triton"),
         ),
+        probe="octavo.backends.flashinfer.support:sampler_probe",
         rank=30,
         summary="FlashInfer's searches for top_k and top_p, without a sort; the contract's draw.",
     ),

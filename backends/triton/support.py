@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from octavo.backends.attention.features import missing_feature, uneven_heads
+from octavo.backends.attention.features import missing_feature, refused_model, uneven_heads
 from octavo.core.contracts import Availability, Platform, ProbeContext
 from octavo.core.contracts.model import AttentionSpec
 
@@ -75,16 +75,9 @@ def probe(context: ProbeContext) -> Availability:
     answer = device(context)
     if not answer:
         return answer
-    facts = context.facts
-    kv_dtype = {"fp8": "float8_e4m3fn"}.get(facts.get("kv_dtype", ""), facts.get("kv_dtype"))
-    if kv_dtype is not None and kv_dtype not in KV_DTYPES:
-        return Availability(False, f"keeps no {kv_dtype} KV cache")
-    block_size = facts.get("block_size")
+    block_size = context.facts.get("block_size")
     if block_size is not None and block_size not in BLOCK_SIZES:
         sizes = ", ".join(map(str, BLOCK_SIZES))
         return Availability(False, f"takes blocks of {sizes} tokens, not {block_size}")
-    for spec in facts.get("attention_specs") or ():
-        reason = unsupported(spec, context.platform)
-        if reason:
-            return Availability(False, reason)
-    return answer
+    reason = refused_model(context, unsupported, dtypes=DTYPES, kv_dtypes=KV_DTYPES)
+    return answer if reason is None else Availability(False, reason)

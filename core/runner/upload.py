@@ -9,6 +9,14 @@ import torch
 from numpy.typing import NDArray
 
 
+def pinned(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """A tensor of the host with the array's values and dtype (intp as int64), from which the device
+    can copy without anybody waiting. For a CPU the tensor may share the array's memory."""
+    # torch takes no arrays that cannot be written, as those of a decoded message.
+    host = torch.from_numpy(np.require(array, requirements=("C", "W")))
+    return host if device.type == "cpu" else host.pin_memory()
+
+
 def upload(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     """A tensor on the device with the array's values and dtype (intp as int64).
 
@@ -16,8 +24,4 @@ def upload(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     is made from pinned memory, in stream order; the allocator keeps that memory until the copy has
     run. On a CPU the tensor may share the array's memory.
     """
-    # torch takes no arrays that cannot be written, as those of a decoded message.
-    host = torch.from_numpy(np.require(array, requirements=("C", "W")))
-    if device.type == "cpu":
-        return host
-    return host.pin_memory().to(device, non_blocking=True)
+    return pinned(array, device).to(device, non_blocking=True)

@@ -39,6 +39,10 @@ class Wrapper:
         recorder.add(f"{kind}.__init__", self.made)
         self.planned = None
 
+    def reset_workspace_buffer(self, *args, **kwargs):
+        arguments = bind(self.real.reset_workspace_buffer, self, *args, **kwargs)
+        self.recorder.add(f"{self.kind}.reset_workspace_buffer", arguments)
+
     def plan(self, *args, **kwargs):
         plan = self.real.plan
         if self.kind == "decode":  # whose public `plan` passes keywords on
@@ -165,7 +169,7 @@ def append(recorder, *args, **kwargs):
 @pytest.fixture
 def library(monkeypatch):
     """The double in place of the library in the backend's modules; its recorder."""
-    from octavo.backends.flashinfer import attention, filters
+    from octavo.backends.flashinfer import attention, filters, wrappers
 
     recorder = Recorder()
 
@@ -205,6 +209,6 @@ def library(monkeypatch):
             for kind, name in paged.items()
         },
     )
-    monkeypatch.setattr(attention, "flashinfer", double)
-    monkeypatch.setattr(filters, "flashinfer", double)
+    for module in (attention, filters, wrappers):
+        monkeypatch.setattr(module, "flashinfer", double)
     return recorder

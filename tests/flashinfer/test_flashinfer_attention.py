@@ -10,7 +10,7 @@ import torch
 from octavo.backends.flashinfer.options import FlashInferOptions
 from octavo.backends.flashinfer.support import probe, unsupported
 from octavo.core.contracts import Platform, ProbeContext
-from octavo.core.contracts.attention_backend import KVLayout
+from octavo.core.contracts.attention_backend import AttentionBackendContext, KVLayout
 from octavo.core.testing.device_attention import DeviceCase, attention_spec
 
 ROWS = [(40, 1), (0, 1), (5, 1), (17, 9), (0, 20)]
@@ -28,6 +28,12 @@ def make(graphs=(), **options):
     return lambda context: FlashInferAttention(
         values, dataclasses.replace(context, graph_batch_sizes=graphs)
     )
+
+
+def limits(*specs):
+    """A context of few rows and tokens."""
+    dtype = torch.float32
+    return AttentionBackendContext(specs, dtype, dtype, torch.device("cpu"), 16, 4, 8, 64)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +113,6 @@ def test_batches_of_captured_sizes_keep_their_buffers(library):
     made = library.named("decode.__init__")
     assert [call["use_cuda_graph"] for call in made] == [False, True, True, True]
     assert [len(call["paged_kv_indptr_buffer"]) for call in made[1:]] == [2, 3, 5]
-    addresses = [call["paged_kv_indices_buffer"].data_ptr() for call in made[1:]]
     case.check()
     (plan,) = library.named("decode.plan")
     assert plan["self"].made["paged_kv_indptr_buffer"] is made[2]["paged_kv_indptr_buffer"]
@@ -116,8 +121,57 @@ def test_batches_of_captured_sizes_keep_their_buffers(library):
     again = library.named("append_paged_kv_cache")[1]
     for name in ("batch_indices", "positions", "kv_indices", "kv_indptr", "kv_last_page_len"):
         assert appended[name].data_ptr() == again[name].data_ptr(), name
-    assert len(set(addresses)) == 3
     assert len(library.named("decode.__init__")) == 4
+
+
+def test_captured_sizes_share_what_a_plan_writes_anew(library):
+    specs = attention_spec(4, 2, 64), attention_spec(4, 2, 64, window=7)
+    make(GRAPH)(limits(*specs))
+    made = [call for call in library.named("decode.__init__") if call["use_cuda_graph"]]
+    for name in ("paged_kv_indptr_buffer", "paged_kv_indices_buffer"):
+        assert len({call[name].data_ptr() for call in made}) == 1
+    # Room for as many pages as any of them can have.
+    assert {len(call["paged_kv_indices_buffer"]) for call in made} == {4 * 64 // 16}
+    given = library.named("decode.reset_workspace_buffer")
+    assert len(given) == 6
+    assert len({call["float_workspace_buffer"].data_ptr() for call in given}) == 1
+    # Layers of both kinds run in a step: each has plans of its own.
+    assert len({call["int_workspace_buffer"].data_ptr() for call in given}) == 2
+
+
+@pytest.mark.parametrize("rows", [1, 256, 4096])
+def test_the_int_workspace_holds_any_plan(rows):
+    """By the library's planner: a plan has 17 bytes for each tile, 8 for each row, and a few. There
+    are at most 32 programs a multiprocessor, and one tile for every 16 query heads of a KV head."""
+    from octavo.backends.flashinfer.wrappers import _INT_BYTES, _INT_BYTES_ROW
+
+    tiles = max(32 * 256, rows * 64 // 16)
+    assert 17 * tiles + 8 * (rows + 1) + 1024 <= _INT_BYTES + _INT_BYTES_ROW * rows
+
+
+def test_decodes_use_the_same_kernels_captured_or_not(library):
+    make(GRAPH)(limits(attention_spec(4, 2, 64)))
+    assert {call["backend"] for call in library.named("decode.__init__")} == {"fa2"}
+    assert {call["backend"] for call in library.named("prefill.__init__")} == {"auto"}
+
+
+def test_values_beyond_the_range_of_an_fp8_cache_are_its_largest(library):
+    from octavo.backends.attention.staging import as_cached
+
+    x = torch.tensor([1e4, -1e6, 3.0]).bfloat16()
+    assert as_cached(x, torch.float8_e4m3fn).float().tolist() == [448.0, -448.0, 3.0]
+    assert as_cached(x, torch.float8_e5m2).float().tolist() == [10240.0, -57344.0, 3.0]
+    assert as_cached(x, torch.float32).tolist() == [float(v) for v in x]
+
+
+def test_a_batch_beyond_the_limits_leaves_captured_addresses_alone(library):
+    spec = attention_spec(4, 2, 64)
+    backend = make()(limits(spec))
+    for rows in ([(3, 1)], [(0, 20)], [(5, 1), (9, 1)]):
+        DeviceCase(lambda _: backend, spec, rows, layout=FLOAT32).check()
+    first, large, last = library.named("append_paged_kv_cache")
+    assert first["positions"].data_ptr() == last["positions"].data_ptr()
+    assert first["positions"].data_ptr() != large["positions"].data_ptr()
 
 
 def test_a_size_that_is_not_captured_uses_the_plain_wrapper(library):
@@ -175,6 +229,26 @@ def test_when_a_common_prefix_is_not_split_off(library, spec, options, graphs):
     case.share([0, 1, 2], 8)
     case.check()
     assert not library.named("cascade.plan")
+
+
+def test_without_a_compiler_auto_leaves_it_alone(monkeypatch):
+    import importlib.util
+
+    from octavo.backends.flashinfer.support import sampler_probe
+
+    context = ProbeContext(Platform("cuda", (9, 0)), {})
+    monkeypatch.setenv("CUDA_HOME", "/nowhere")
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for answer in (probe(context), sampler_probe(context)):
+        assert answer.available
+        assert not answer.for_auto
+        assert "nvcc" in answer.reason
+    monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/nvcc")
+    assert probe(context).for_auto
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    assert sampler_probe(context).for_auto
 
 
 def test_what_it_cannot_compute_is_refused_with_the_reason():

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from octavo.core.contracts import NoOptions, Platform
+from octavo.core.runner.dummy import dummy_batch
 from octavo.core.testing.device_attention import DeviceCase, attention_spec
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -150,7 +151,7 @@ def test_attention_of_decodes_in_a_captured_graph(backend):
     spec = attention_spec(8, 2, 128, rope_dim=128 if backend == "triton" else 0)
 
     def make(context):
-        return BACKENDS[backend](dataclasses.replace(context, graph_batch_sizes=(4,)))
+        return BACKENDS[backend](dataclasses.replace(context, graph_batch_sizes=(2, 4)))
 
     case = DeviceCase(make, spec, rows, dtype=BF16, device="cuda")
     out = torch.empty(4, 8, 128, dtype=BF16, device="cuda")
@@ -169,6 +170,9 @@ def test_attention_of_decodes_in_a_captured_graph(backend):
         run()
     case.q.normal_()
     shorten(case, row=0, tokens=300)
+    # Graphs of other sizes share buffers with this one.
+    blocks = case.batch.block_table.shape[1]
+    case.backend.plan(dummy_batch(2, 1, max_blocks=blocks, device=torch.device("cuda"))[1])
     case.backend.plan(case.batch)
     out.zero_()
     graph.replay()

@@ -96,14 +96,35 @@ def test_triton(monkeypatch, rows):
     assert launches["paged_prefill"].called == any(n > 1 for _, n in STEPS[rows])
 
 
+def uploading(device):
+    """A library that copies what its plans get to the device, as FlashInfer does."""
+    library = MagicMock()
+
+    def plan(*args, **kwargs):
+        for arg in (*args, *kwargs.values()):
+            for item in arg if isinstance(arg, list) else [arg]:
+                if isinstance(item, torch.Tensor):
+                    item.to(device, non_blocking=True)
+
+    for name in (
+        "BatchDecodeWithPagedKVCacheWrapper",
+        "BatchPrefillWithPagedKVCacheWrapper",
+        "MultiLevelCascadeAttentionWrapper",
+    ):
+        getattr(library, name).return_value.plan.side_effect = plan
+    return library
+
+
 @pytest.mark.parametrize("rows", list(STEPS))
 def test_flashinfer(monkeypatch, rows):
     pytest.importorskip("flashinfer", exc_type=ImportError)
-    from octavo.backends.flashinfer import attention
+    from octavo.backends.flashinfer import attention, wrappers
     from octavo.backends.flashinfer.options import FlashInferOptions
 
-    monkeypatch.setattr(attention, "flashinfer", MagicMock())
     with asynchronous_device() as device:
+        library = uploading(device)
+        for module in (attention, wrappers):
+            monkeypatch.setattr(module, "flashinfer", library)
         options = FlashInferOptions(workspace_bytes=2**20)
         backend = attention.FlashInferAttention(options, context(device, graph_batch_sizes=(3,)))
         for _ in range(2):
@@ -112,12 +133,13 @@ def test_flashinfer(monkeypatch, rows):
 
 def test_flashinfer_with_a_shared_prefix(monkeypatch):
     pytest.importorskip("flashinfer", exc_type=ImportError)
-    from octavo.backends.flashinfer import attention
+    from octavo.backends.flashinfer import attention, wrappers
     from octavo.backends.flashinfer.options import FlashInferOptions
 
-    library = MagicMock()
-    monkeypatch.setattr(attention, "flashinfer", library)
     with asynchronous_device() as device:
+        library = uploading(device)
+        for module in (attention, wrappers):
+            monkeypatch.setattr(module, "flashinfer", library)
         options = FlashInferOptions(
             workspace_bytes=2**20, cascade_min_rows=2, cascade_min_tokens=SIZE
         )
