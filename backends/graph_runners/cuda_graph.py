@@ -75,16 +75,20 @@ class CudaCapture:
 
 @dataclass(frozen=True)
 class _Graph:
-    """replay writes `hidden` [size, E]. num_bytes: of the device's memory that it took."""
+    """replay writes `hidden` [size, E], from which draw writes `drawn` int64[2, size], tokens and
+    whether they are valid. num_bytes: of the device's memory that it took."""
 
     replay: Replay
     hidden: torch.Tensor
     num_bytes: int
+    draw: Replay | None = None
+    drawn: torch.Tensor | None = None
 
     @property
     def output_bytes(self) -> int:
         """Memory that no other graph of the pool can share."""
-        return self.hidden.numel() * self.hidden.element_size()
+        outputs = [self.hidden, *([] if self.drawn is None else [self.drawn])]
+        return sum(output.numel() * output.element_size() for output in outputs)
 
 
 class CudaGraphRunner(GraphRunner):
@@ -111,6 +115,7 @@ class CudaGraphRunner(GraphRunner):
         self._unusable = list(self._notes)
         self._sizes = self._wanted
         self._graphs: dict[int, _Graph] = {}
+        self._draw = context.draw
         largest = max(self._wanted, default=0)
         self._token_ids = torch.zeros(largest, dtype=torch.int64, device=context.device)
         self._positions = torch.zeros(largest, dtype=torch.int64, device=context.device)
@@ -132,6 +137,7 @@ class CudaGraphRunner(GraphRunner):
         if not self._wanted:
             return 0
         capture = self._make_capture()
+        self._draw = self._context.draw
         graphs: list[_Graph] = []
         try:
             for size in self._wanted[:-3:-1]:
@@ -151,6 +157,7 @@ class CudaGraphRunner(GraphRunner):
         if self._capture is not None:
             self._capture.release()
         self._notes, self._sizes = list(self._unusable), self._wanted
+        self._draw = self._context.draw
         if not self._wanted:
             return {}
         started = time.perf_counter()
@@ -195,10 +202,33 @@ class CudaGraphRunner(GraphRunner):
         def run() -> torch.Tensor:
             return self._inner.forward(token_ids, positions, size)
 
-        run()  # whatever allocates or compiles at its first call
+        first = run()  # whatever allocates or compiles at its first call
+        if self._draw is not None:
+            self._draw(first)
+        del first
+        self._context.dummy(size, 1)  # nothing that was derived from the last plan is at hand
         free = capture.free_bytes()
         replay, hidden = capture.capture(run)
-        return _Graph(replay, hidden, max(0, free - capture.free_bytes()))
+        draw = self._capture_draw(capture, hidden)
+        return _Graph(replay, hidden, max(0, free - capture.free_bytes()), *draw)
+
+    def _capture_draw(
+        self, capture: Capture, hidden: torch.Tensor
+    ) -> tuple[Replay | None, torch.Tensor | None]:
+        draw = self._draw
+        if draw is None:
+            return None, None
+        try:
+            return capture.capture(lambda: _stacked(*draw(hidden)))
+        except Exception as error:
+            self._draw = None
+            fault = self._context.blame(error)
+            self._note(
+                "graph runner cuda_graph could not capture the draw of tokens, which is launched "
+                f"step by step: {type(error).__name__}: {error}"
+                + (f" (raised in {fault})" if fault else "")
+            )
+            return None, None
 
     def _give_up(self, size: int, error: Exception) -> None:
         """Those that were captured stay in use: smaller batches are padded to them."""
@@ -233,6 +263,20 @@ class CudaGraphRunner(GraphRunner):
         self._positions[:count].copy_(positions, non_blocking=True)
         graph.replay.replay()
         return graph.hidden
+
+    def draw(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        graph = self._graphs.get(len(hidden))
+        if graph is None or graph.hidden is not hidden or graph.draw is None:
+            return None
+        assert graph.drawn is not None, "a captured draw has its output"
+        graph.draw.replay()
+        token_ids, valid = graph.drawn.clone()
+        return token_ids, valid.bool()
+
+
+def _stacked(token_ids: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    """int64[2, B]: one tensor, as a capture has one output."""
+    return torch.stack((token_ids, valid.long()))
 
 
 def capture_sizes(given: Sequence[int] | None, max_num_seqs: int) -> list[int]:

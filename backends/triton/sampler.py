@@ -30,6 +30,8 @@ class DrawingSampler(Sampler):
     """Rows that are greedy or have no filter run in three launches; the others by `filtered`. The
     host never waits for the device."""
 
+    captures = True
+
     def __init__(self, options: NoOptions, context: SamplerContext) -> None:
         self._vocab_size = context.vocab_size
         self._draw = GumbelDraw(context.max_num_seqs, context.vocab_size, context.device)

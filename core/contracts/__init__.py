@@ -113,7 +113,7 @@ KINDS: dict[str, Kind] = _kinds(
         sampler.Sampler,
         sampler.SamplerContext,
         "sampler.backend",
-        "1.1",
+        "1.2",
     ),
     Kind(
         "graph_runner",
@@ -122,7 +122,7 @@ KINDS: dict[str, Kind] = _kinds(
         graph_runner.GraphRunner,
         graph_runner.GraphRunnerContext,
         "graph.runner",
-        "1.2",
+        "1.3",
     ),
     Kind(
         "executor",

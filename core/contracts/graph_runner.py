@@ -24,6 +24,10 @@ DummyFn = Callable[[int, int], tuple["torch.Tensor", "torch.Tensor"]]
 """`(rows, tokens each) -> (token_ids int64[T], positions int64[T])`."""
 
 
+DrawFn = Callable[["torch.Tensor"], tuple["torch.Tensor", "torch.Tensor"]]
+"""`hidden [B, E] -> (token_ids int64[B], valid bool[B])`, as `SampledTokens`."""
+
+
 def _no_batch(rows: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and positions for a forward pass that plans no attention."""
     import torch
@@ -47,9 +51,12 @@ class GraphRunnerContext:
     backend, which has planned the batch when `GraphRunner.forward` runs, and its place in the KV
     pool, in layer order; the same object until the pool is allocated anew. dummy(rows, tokens):
     plan a batch of rows with so many tokens each that reads and writes nothing but the null block;
-    its token ids and positions, for `forward` in a warm-up. label(made): how messages call the
-    plugin that an object is. blame(error): how they call the one whose method raised, or called
-    what raised; empty where none did."""
+    its token ids and positions, for `forward` in a warm-up. A pass may use what the one before it
+    derived from the same plan, so plan anew before a pass that is recorded. label(made): how
+    messages call the plugin that an object is. blame(error): how they call the one whose method
+    raised, or called what raised; empty where none did. draw: head and sampler for the hidden
+    states of a decode-only batch in which no row has a filter, for capture; None where the sampler
+    cannot be captured."""
 
     forward: ForwardFn
     model: torch.nn.Module
@@ -62,6 +69,7 @@ class GraphRunnerContext:
     dummy: DummyFn = _no_batch
     label: Callable[[object], str] = _class_name
     blame: Callable[[BaseException], str] = _nobody
+    draw: DrawFn | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +130,14 @@ class GraphRunner(ABC):
         self, token_ids: torch.Tensor, positions: torch.Tensor, num_decodes: int
     ) -> torch.Tensor:
         """Hidden states [T, E]. `num_decodes` equals T in a decode-only step."""
+
+    def draw(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """`GraphRunnerContext.draw` of what `forward` has just returned, [B, E] with padding, from
+        a capture. The parameters of the rows are in place. The tensors are the caller's: later
+        calls do not write them. None: the core computes logits and samples itself. Asked for
+        decode-only batches in which no row has a filter, a mask, a processor or logprobs, and only
+        of runners that override it. Default: None."""
+        return None
 
 
 class Spec:

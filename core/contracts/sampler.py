@@ -111,7 +111,14 @@ class SamplerContext:
 class Sampler(ABC):
     """The operations of the module's docstring, in that order. Greedy rows take the argmax of their
     logits. Penalties, bias and masks are done by logits processors before. A row's result must not
-    depend on the other rows."""
+    depend on the other rows.
+
+    captures: `sample` of a batch without top_k, top_p and min_p that is not `all_greedy` (some rows
+    may be greedy) can be captured in a CUDA graph: for a number of rows it makes the same launches
+    each time, and reads nothing but the logits and the batch's tensors.
+    """
+
+    captures: bool = False
 
     @abstractmethod
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:

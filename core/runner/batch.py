@@ -37,6 +37,20 @@ class Column:
             self.tensor[:length].copy_(self._host[:length], non_blocking=True)
 
 
+class _Tokens:
+    """Columns with an entry a token. slot_mapping: one a KV group."""
+
+    def __init__(self, size: int, num_groups: int, device: torch.device) -> None:
+        self.size = size
+        self.token_ids = Column((size,), torch.int64, device)
+        self.positions = Column((size,), torch.int64, device)
+        self.slot_mapping = [Column((size,), torch.int64, device) for _ in range(num_groups)]
+
+    @property
+    def columns(self) -> list[Column]:
+        return [self.token_ids, self.positions, *self.slot_mapping]
+
+
 @dataclass(slots=True)
 class StepBatch:
     """One step's inputs, padding rows (of a decode-only batch) included in all but slots and last.
@@ -53,9 +67,10 @@ class StepBatch:
 
 
 class BatchBuilder:
-    """Writes batches into buffers made once. `max_tokens` is a first guess: the buffers grow when a
-    plan asks for more. pad: see `GraphRunner.padded_rows`; None: batches are as large as they
-    are."""
+    """Writes batches into buffers made once. `max_tokens` is a first guess: the buffers of batches
+    with prompts grow when a plan asks for more; those of decode-only batches, which captured graphs
+    read, stay where they are. pad: see `GraphRunner.padded_rows`; None: batches are as large as
+    they are."""
 
     def __init__(self, mirror: Mirror, *, max_tokens: int, device: torch.device) -> None:
         self._mirror, self._device = mirror, device
@@ -70,7 +85,8 @@ class BatchBuilder:
         self._tables = [Column((rows, max_blocks), torch.int32, device) for _ in range(groups)]
         self._shared_tables = [torch.from_numpy(table) for table in mirror.block_tables]
         self._row_scratch = np.zeros((3, rows), dtype=np.int64)
-        self._allocate(max(max_tokens, rows))
+        self._decodes = _Tokens(rows, groups, device)
+        self._flat = _Tokens(max(max_tokens, rows), groups, device)
         self._layout: int | None = None
         self._slots = np.zeros(0, dtype=np.intp)
         self._dense = False
@@ -80,14 +96,6 @@ class BatchBuilder:
         self._age = 0  # decode steps since the borders were found
         self._advances = 0  # of the mirror, when `_decode_batch` was filled
         self._twins = device.type == "cuda"
-
-    def _allocate(self, max_tokens: int) -> None:
-        self._max_tokens = max_tokens
-        self._token_ids = Column((max_tokens,), torch.int64, self._device)
-        self._positions = Column((max_tokens,), torch.int64, self._device)
-        self._slot_mapping = [
-            Column((max_tokens,), torch.int64, self._device) for _ in range(self._mirror.num_groups)
-        ]
 
     def build(self, plan: StepPlan) -> StepBatch:
         """The batch of a plan that the mirror has already applied. The copies that the last call
@@ -115,14 +123,14 @@ class BatchBuilder:
             self._fill_tables(rows, batch.num_decodes, changed=bool(plan.appended.size))
         self._advances = mirror.num_advances
         last = mirror.last_token
-        self._token_ids.array[:rows] = last[:rows] if self._dense else last.take(slots)
-        self._push(batch.num_tokens, batch.num_decodes)
+        self._decodes.token_ids.array[:rows] = last[:rows] if self._dense else last.take(slots)
+        self._push(self._decodes, batch.num_tokens, batch.num_decodes)
         return batch
 
     def _begin_decodes(self, slots: NDArray[np.intp], rows: int) -> StepBatch:
         mirror = self._mirror
         self._borders = []
-        positions = self._positions.array[:rows]
+        positions = self._decodes.positions.array[:rows]
         if self._dense:
             positions[:] = mirror.num_computed[:rows]
         else:
@@ -135,17 +143,17 @@ class BatchBuilder:
         np.multiply(slots, mirror.block_tables.shape[2], out=index)
         np.add(index, block, out=index)
         for group in range(mirror.num_groups):
-            mapping = self._slot_mapping[group].array[:rows]
+            mapping = self._decodes.slot_mapping[group].array[:rows]
             mapping[:] = mirror.block_tables[group].reshape(-1).take(index)
             mapping *= mirror.block_size
             mapping += offset
         padded = rows if self.pad is None else self.pad(rows)
         self._write_padding(rows, padded)
-        return self._batch(padded, padded, self._decode_start, 1, padded)
+        return self._batch(self._decodes, padded, padded, self._decode_start, 1, padded)
 
     def _write_padding(self, rows: int, padded: int) -> None:
         """Rows of one token at position 0 of the null block."""
-        for column in (self._token_ids, self._positions, *self._slot_mapping, *self._tables):
+        for column in (*self._decodes.columns, *self._tables):
             column.array[rows:padded] = 0
         self._seq_lens.array[rows:padded] = 1
 
@@ -153,7 +161,7 @@ class BatchBuilder:
         """As before, one token on. Only rows at a block border, one in `block_size`, look at their
         block table."""
         mirror, size = self._mirror, self._mirror.block_size
-        positions = self._positions.array[:rows]
+        positions = self._decodes.positions.array[:rows]
         positions += 1
         if not self._borders:
             self._find_borders(positions)
@@ -161,7 +169,7 @@ class BatchBuilder:
         border = self._borders[self._age % size]
         self._age += 1
         for group in range(mirror.num_groups):
-            mapping = self._slot_mapping[group].array[:rows]
+            mapping = self._decodes.slot_mapping[group].array[:rows]
             mapping += 1
             if border.size:
                 blocks = positions[border] // size
@@ -184,41 +192,70 @@ class BatchBuilder:
         starts = self._query_start.array
         np.cumsum(plan.counts, out=starts[1 : rows + 1])
         num_tokens = int(starts[rows])
-        if num_tokens > self._max_tokens:
-            self._allocate(num_tokens)
+        tokens = self._tokens(num_tokens)
         counts = plan.counts
         computed = mirror.num_computed[slots]
-        positions = self._positions.array[:num_tokens]
+        positions = tokens.positions.array[:num_tokens]
         np.add(
             np.repeat(computed - starts[:rows], counts),
             np.arange(num_tokens),
             out=positions,
         )
         token_slots = np.repeat(slots, counts)
-        self._token_ids.array[:num_tokens] = mirror.flat_token_ids.take(
+        tokens.token_ids.array[:num_tokens] = mirror.flat_token_ids.take(
             token_slots * mirror.token_stride + positions
         )
         np.add(computed, counts, out=self._seq_lens.array[:rows], casting="unsafe")
         block, offset = np.divmod(positions, mirror.block_size)
         index = token_slots * mirror.block_tables.shape[2] + block
         for group in range(mirror.num_groups):
-            mapping = self._slot_mapping[group].array[:num_tokens]
+            mapping = tokens.slot_mapping[group].array[:num_tokens]
             mapping[:] = mirror.block_tables[group].reshape(-1).take(index)
             mapping *= mirror.block_size
             mapping += offset
         self._fill_tables(rows, rows, changed=True)
         self._query_start.push(rows + 1)
-        self._push(num_tokens, rows)
+        self._push(tokens, num_tokens, rows)
         # Decodes that follow in the same layout (it can recur) must not find these views stale.
         self._decode_batch = None
         longest = int(counts.max())
-        return self._batch(num_tokens, plan.num_decodes, self._query_start, longest, rows)
+        return self._batch(tokens, num_tokens, plan.num_decodes, self._query_start, longest, rows)
+
+    def _tokens(self, num_tokens: int) -> _Tokens:
+        """The buffers for a batch with prompts."""
+        if num_tokens > self._flat.size:
+            self._flat = _Tokens(num_tokens, self._mirror.num_groups, self._device)
+        return self._flat
+
+    # ---- nothing but padding --------------------------------------------------------------------
+
+    def dummy(self, rows: int, tokens_each: int) -> StepBatch:
+        """A batch of `rows` rows with so many tokens and nothing before them, for warm-ups and
+        captures. It reads and writes the null block alone, and lies where other batches do."""
+        self._layout, self._decode_batch = None, None
+        self._slots, self._dense = np.arange(rows, dtype=np.intp), False
+        total = rows * tokens_each
+        decode = tokens_each == 1
+        tokens = self._decodes if decode else self._tokens(total)
+        start = self._decode_start if decode else self._query_start
+        for column in (*tokens.columns, *self._tables):
+            column.array[:total] = 0
+        tokens.positions.array[:total] = np.tile(np.arange(tokens_each), rows)
+        self._seq_lens.array[:rows] = tokens_each
+        start.array[: rows + 1] = np.arange(rows + 1) * tokens_each
+        start.push(rows + 1)
+        for column in self._tables:
+            column.push(rows)
+        self._push(tokens, total, rows)
+        return self._batch(tokens, total, rows if decode else 0, start, tokens_each, rows)
 
     # ---- shared ---------------------------------------------------------------------------------
 
     def _shared(self, padded: int) -> bool:
-        """Whether the mirror's own rows of the block tables are handed out."""
-        return self._dense and not self._twins and padded == self._slots.size
+        """Whether the mirror's own rows of the block tables are handed out: not where a captured
+        graph reads the batch at its fixed address."""
+        dense = self._dense and padded == self._slots.size
+        return dense and not self._twins and self.pad is None
 
     def _fill_tables(self, rows: int, padded: int, changed: bool) -> None:
         if self._shared(padded):
@@ -235,17 +272,16 @@ class BatchBuilder:
             )
             column.push(padded)
 
-    def _push(self, num_tokens: int, rows: int) -> None:
+    def _push(self, tokens: _Tokens, num_tokens: int, rows: int) -> None:
         if not self._twins:
             return  # the device reads what was written
-        self._token_ids.push(num_tokens)
-        self._positions.push(num_tokens)
-        self._seq_lens.push(rows)
-        for column in self._slot_mapping:
+        for column in tokens.columns:
             column.push(num_tokens)
+        self._seq_lens.push(rows)
 
-    def _batch(
+    def _batch(  # noqa: PLR0917
         self,
+        tokens: _Tokens,
         num_tokens: int,
         num_decodes: int,
         query_start: Column,
@@ -255,7 +291,7 @@ class BatchBuilder:
         """Views of the buffers for a batch of this size, padding included."""
         seq_lens_cpu = self._seq_lens.array[:rows]
         shared = self._shared(rows)
-        positions = self._positions.tensor[:num_tokens]
+        positions = tokens.positions.tensor[:num_tokens]
         groups = [
             AttentionBatch(
                 num_tokens=num_tokens,
@@ -266,7 +302,7 @@ class BatchBuilder:
                 query_start_loc=query_start.tensor[: rows + 1],
                 seq_lens=self._seq_lens.tensor[:rows],
                 block_table=(self._shared_tables[group] if shared else column.tensor)[:rows],
-                slot_mapping=self._slot_mapping[group].tensor[:num_tokens],
+                slot_mapping=tokens.slot_mapping[group].tensor[:num_tokens],
                 positions=positions,
                 query_start_loc_cpu=query_start.array[: rows + 1],
                 seq_lens_cpu=seq_lens_cpu,
@@ -280,7 +316,7 @@ class BatchBuilder:
             slots=self._slots,
             num_decodes=num_decodes,
             num_tokens=num_tokens,
-            token_ids=self._token_ids.tensor[:num_tokens],
+            token_ids=tokens.token_ids.tensor[:num_tokens],
             positions=positions,
             groups=groups,
             last=query_start.array[1 : self._slots.size + 1].astype(np.int64) - 1,

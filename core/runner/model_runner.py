@@ -25,7 +25,6 @@ from octavo.core.runner import profile
 from octavo.core.runner.attention_op import AttentionOp
 from octavo.core.runner.batch import BatchBuilder, StepBatch
 from octavo.core.runner.clock import device_clock
-from octavo.core.runner.dummy import dummy_batch
 from octavo.core.runner.kv_pool import KVPool, block_bytes
 from octavo.core.runner.kv_setup import (
     Backends,
@@ -59,11 +58,13 @@ _POOL_HELPS = (
 
 @dataclass(slots=True)
 class _Step:
-    """A forward pass that has not sampled yet. logits: float32[R, V], None when no row samples.
+    """A forward pass that has not sampled yet. hidden: [R, E] of the rows that sample, with padding
+    behind them. logits: float32[R, V], None where a graph may draw without them, or no row samples.
     began, ended: marks of the device's clock."""
 
     plan: StepPlan
     slots: NDArray[np.intp]
+    hidden: torch.Tensor
     logits: torch.Tensor | None
     prompt_logprobs: list[PendingPromptLogprobs]
     prepare_s: float
@@ -188,8 +189,11 @@ class ModelRunner(Worker):
                 dummy=self._dummy,
                 label=self._parts.label,
                 blame=self._parts.blame,
+                draw=self._draw if self._sampler.captures else None,
             )
         )
+        overridden = type(self._graph_runner).draw is not GraphRunner.draw
+        self._draws = self._sampler.captures and overridden
         if type(self._graph_runner).padded_rows is not GraphRunner.padded_rows:
             self._builder.pad = self._graph_runner.padded_rows
 
@@ -275,12 +279,11 @@ class ModelRunner(Worker):
         )
 
     def _dummy(self, rows: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        width = self.mirror.block_tables.shape[2]
-        token_ids, batch = dummy_batch(rows, tokens, max_blocks=width, device=self.settings.device)
         self._staged.wait()
-        self._attention.plan([batch] * len(self._backends))
+        batch = self._builder.dummy(rows, tokens)
+        self._attention.plan(batch.groups)
         self._staged.set()
-        return token_ids, batch.positions
+        return batch.token_ids, batch.positions
 
     # ---- a step ---------------------------------------------------------------------------------
 
@@ -297,14 +300,15 @@ class ModelRunner(Worker):
             self._processors.attach(row)
         batch, hidden, began, prepared = self._prepare_and_run(plan)
         prompt_logprobs = self._prompt_logprobs.collect(plan, batch, hidden)
-        logits = None
-        if plan.sample_rows.size:
-            if plan.sample_rows.size != batch.num_tokens:
+        logits, rows = None, plan.sample_rows.size
+        if not (self._draws and plan.num_decodes == plan.slots.size):
+            if rows != batch.num_tokens:
                 hidden = hidden.index_select(0, upload(batch.last[plan.sample_rows], hidden.device))
-            logits = self.model.compute_logits(hidden)
+            logits = self.model.compute_logits(hidden) if rows else None
         self._step = _Step(
             plan=plan,
             slots=batch.slots[plan.sample_rows],
+            hidden=hidden,
             logits=logits,
             prompt_logprobs=prompt_logprobs,
             prepare_s=prepared - started,
@@ -343,10 +347,27 @@ class ModelRunner(Worker):
         assert step is not None, "sample without a forward pass"
         assert self.pool is not None, "the KV pool is not allocated"
         began, launched = self._clock.mark(), None
-        if step.logits is not None:
-            launched = self._sampling_step.launch(step.slots, step.logits, masks)
+        if step.slots.size:
+            launched = self._sampling_step.launch(
+                step.slots,
+                lambda: self._logits(step),
+                masks,
+                None if step.logits is not None else lambda: self._graph_runner.draw(step.hidden),
+            )
         drawn = _Drawn(launched, began, self._clock.mark(), self.pool.take_host_copies())
         return lambda: self._result(step, drawn)
+
+    def _logits(self, step: _Step) -> torch.Tensor:
+        """float32[R, V]"""
+        if step.logits is not None:
+            return step.logits
+        return self.model.compute_logits(step.hidden[: step.slots.size])
+
+    def _draw(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `GraphRunnerContext.draw`."""
+        batch = self._sampling.unfiltered(len(hidden))
+        sampled = self._sampler.sample(self.model.compute_logits(hidden), batch)
+        return sampled.token_ids, sampled.valid
 
     @torch.inference_mode()
     def _result(self, step: _Step, drawn: _Drawn) -> StepResult:

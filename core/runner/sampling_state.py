@@ -79,6 +79,7 @@ class SamplingState:
         self._floats = _Staged((3, max_num_seqs), torch.float32, device)
         self._ints = _Staged((4, max_num_seqs), torch.int64, device)
         self._top_k_device = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
+        self._greedy = False  # the device's temperatures are all 0
 
     def attach(self, row: AdmittedRow) -> None:
         """A sequence got a slot. Temperatures below `GREEDY_EPSILON` become 0, top_k 0 and counts
@@ -158,10 +159,41 @@ class SamplingState:
             host=columns,
         )
 
+    def unfiltered(self, num: int) -> SamplingBatch:
+        """A batch of `num` rows without filters at the addresses that all batches have. What its
+        tensors hold is up to `fill`."""
+        floats, ints = self._floats.device, self._ints.device
+        ones = np.ones(num, np.float32)
+        return SamplingBatch(
+            num_rows=num,
+            temperature=floats[0, :num],
+            top_p=floats[1, :num],
+            min_p=floats[2, :num],
+            seed=ints[0, :num],
+            position=ints[1, :num],
+            index=ints[2, :num],
+            top_k=self._top_k_device[:num],
+            all_greedy=False,
+            any_top_k=False,
+            any_top_p=False,
+            any_min_p=False,
+            max_logprobs=NO_LOGPROBS,
+            host=SamplingColumns(
+                ones, np.full(num, self.vocab_size, np.int32), ones, np.zeros(num, np.float32)
+            ),
+        )
+
+    def fill(self, batch: SamplingBatch) -> None:
+        """Let the tensors say what a batch without filters asks for, where it was not written."""
+        if batch.all_greedy and not self._greedy:
+            self._floats.device[0].zero_()
+            self._greedy = True
+
     def _write(
         self, slots: NDArray[np.intp], positions: NDArray[np.int64], columns: SamplingColumns
     ) -> None:
         num = len(slots)
+        self._greedy = False
         floats = self._floats.writable()
         floats[0, :num] = columns.temperature
         floats[1, :num] = columns.top_p

@@ -6,6 +6,7 @@ Legend: R sampling rows, m rows that want logprobs, V vocabulary.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +24,10 @@ from octavo.core.runner.transfer import HostCopy
 from octavo.core.runner.upload import upload
 
 _NOTHING_ALLOWED = "no token can be sampled: every logit is masked, or some are not numbers"
+
+
+Draw = Callable[[], tuple[torch.Tensor, torch.Tensor] | None]
+"""See `GraphRunner.draw`."""
 
 
 @dataclass(slots=True)
@@ -74,12 +79,25 @@ class SamplingStep:
                 launched.places = self._mirror.reserve(launched.slots)
 
     def launch(
-        self, slots: NDArray[np.intp], logits: torch.Tensor, masks: LogitMasks | None
+        self,
+        slots: NDArray[np.intp],
+        compute_logits: Callable[[], torch.Tensor],
+        masks: LogitMasks | None,
+        draw: Draw | None = None,
     ) -> Launched:
-        """Draw a token for each of the slots intp[R] from float32[R, V]. The processors see every
-        token before they edit the next logits, so with one in use this waits for the step before,
-        while the forward pass of this one runs."""
+        """Draw a token for each of the slots intp[R] from float32[R, V]. draw: draws them from a
+        captured graph, where nothing is asked of the rows that it cannot do. The processors see
+        every token before they edit the next logits, so with one in use this waits for the step
+        before, while the forward pass of this one runs."""
         batch = self._state.batch(slots, self._mirror.num_tokens[slots])
+        if draw is not None and masks is None and self._unfiltered(batch):
+            self._state.fill(batch)
+            drawn = draw()
+            if drawn is not None:
+                token_ids, valid = drawn
+                rows = len(slots)  # padding follows
+                return self._launched(slots, SampledTokens(token_ids[:rows], valid[:rows]))
+        logits = compute_logits()
         raw, wanted, num = self._raw(slots, logits, batch)
         if self._processors.active:
             for before in self.unfinished:
@@ -93,6 +111,11 @@ class SamplingStep:
             chosen = sampled.token_ids.index_select(0, upload(wanted, logits.device))
             logprobs = LogprobColumns(self._sampler, raw, chosen, wanted, num)
         return self._launched(slots, sampled, logprobs)
+
+    def _unfiltered(self, batch: SamplingBatch) -> bool:
+        """Whether the rows ask for nothing but a temperature."""
+        filters = batch.any_top_k or batch.any_top_p or batch.any_min_p
+        return not filters and batch.max_logprobs < 0 and not self._processors.active
 
     def _raw(
         self, slots: NDArray[np.intp], logits: torch.Tensor, batch: SamplingBatch

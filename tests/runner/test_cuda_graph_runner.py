@@ -171,8 +171,8 @@ def test_every_size_is_captured_once_the_largest_first():
     assert setup.runner.compile().keys() == {"compile"}
     assert setup.runner.warm_up().keys() == {"capture"}
     assert setup.device.num_captures == 5
-    captured = [rows for rows, tokens in setup.dummies if tokens == 1][-5:]
-    assert captured == [10, 8, 4, 2, 1]
+    planned = [rows for rows, tokens in setup.dummies if tokens == 1][-10:]
+    assert planned == [10, 10, 8, 8, 4, 4, 2, 2, 1, 1]  # to warm up, and to be captured
     found = setup.runner.captured()
     assert found.num_graphs == 5
     assert found.num_bytes == SHARED + 5 * EACH + (10 + 8 + 4 + 2 + 1) * 8 * 4

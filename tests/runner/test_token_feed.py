@@ -58,7 +58,7 @@ def slots(*numbers):
 
 
 def launch(step, *numbers):
-    return step.launch(slots(*numbers), torch.zeros(len(numbers), 200), None)
+    return step.launch(slots(*numbers), lambda: torch.zeros(len(numbers), 200), None)
 
 
 def test_three_steps_ahead(setup):
