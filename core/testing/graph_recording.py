@@ -9,6 +9,7 @@ capture does: whatever needs a value on the host.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,14 +23,18 @@ class Refused(RuntimeError):
     """What a real capture does not allow."""
 
 
-class Recorder(TorchDispatchMode):
-    """calls: what is called again, and what it gave."""
+Call = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any], Any]
+"""What is called again with which arguments, and what it gave."""
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """calls: in order."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[Any, Any, Any, Any]] = []
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[Call] = []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.name().removeprefix("aten::").split(".")[0]
         if name in READS:
             raise Refused(f"operation not permitted when stream is capturing: {name}")
@@ -43,7 +48,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def kernels_recorded(recorder: Recorder):
+def kernels_recorded(recorder: Recorder) -> Iterator[None]:
     """Launches of Triton's interpreter are recorded as one call each."""
     try:
         from triton.runtime.interpreter import GridExecutor
@@ -52,7 +57,7 @@ def kernels_recorded(recorder: Recorder):
         return
     original = GridExecutor.__call__
 
-    def launch(self, *args, **kwargs):
+    def launch(self: Any, *args: Any, **kwargs: Any) -> None:
         with _disable_current_modes():
             original(self, *args, **kwargs)
         recorder.calls.append((_launch_again, (original, self, args, kwargs), {}, None))
@@ -64,14 +69,14 @@ def kernels_recorded(recorder: Recorder):
         GridExecutor.__call__ = original
 
 
-def _launch_again(original, executor, args, kwargs):
+def _launch_again(original: Any, executor: Any, args: Any, kwargs: Any) -> None:
     original(executor, *args, **kwargs)
 
 
 class Graph:
     """A recorded pass."""
 
-    def __init__(self, owner: RecordingCapture, calls: list[tuple[Any, Any, Any, Any]]) -> None:
+    def __init__(self, owner: RecordingCapture, calls: Sequence[Call]) -> None:
         self.owner, self.calls = owner, calls
 
     def replay(self) -> None:
@@ -89,7 +94,7 @@ class RecordingCapture:
     def __init__(self) -> None:
         self.num_captures = self.num_replays = 0
 
-    def capture(self, run) -> tuple[Graph, torch.Tensor]:
+    def capture(self, run: Callable[[], torch.Tensor]) -> tuple[Graph, torch.Tensor]:
         self.num_captures += 1
         recorder = Recorder()
         # Compiled code hides its operators, and is not entered beneath a dispatch mode.
