@@ -10,7 +10,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.server.answer import Answer, AnswerReader, Arguments, Begin, Event, Plan, Reasoning
 from octavo.server.endpoint import DataEvents, has_more
 from octavo.server.engine import Choice, Output, TokenLogprob
-from octavo.server.generation import Collected, Job, Prompt, hides_last
+from octavo.server.generation import Job, Prompt, hides_last
 from octavo.server.large_body import MANY_MESSAGES, apart
 from octavo.server.protocol.chat import (
     CalledFunction,
@@ -113,7 +113,7 @@ class ChatWriter(DataEvents):
         chunk.usage = usage
         return chunk
 
-    def answer(self, choices: Mapping[tuple[int, int], Collected], usage: Usage) -> ChatResponse:
+    def answer(self, choices: Mapping[tuple[int, int], Choice], usage: Usage) -> ChatResponse:
         job = self._job
         response = ChatResponse(
             id=job.answer_id,
@@ -134,9 +134,9 @@ class ChatWriter(DataEvents):
     def _reader(self) -> AnswerReader:
         return self._plan.reader(self._job.prompts[0].text or "", self._body.continued)
 
-    def _choice(self, index: int, choice: Collected) -> ChatChoice:
+    def _choice(self, index: int, choice: Choice) -> ChatChoice:
         reader, answer = self._reader(), Answer()
-        answer.add(reader.feed("".join(choice.text), choice.finish_reason))
+        answer.add(reader.feed(choice.text, choice.finish_reason))
         item = ChatChoice(
             index=index,
             message=self._message(answer),
@@ -222,7 +222,7 @@ class ChatWriter(DataEvents):
             choices=choices,
         )
 
-    def _logprobs(self, choice: Choice | Collected) -> ChatLogprobs | None:
+    def _logprobs(self, choice: Choice) -> ChatLogprobs | None:
         count = self._body.num_logprobs
         if count is None:
             return None

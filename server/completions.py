@@ -9,7 +9,7 @@ from typing import Any
 from octavo.core.sampling_params import SamplingParams
 from octavo.server.endpoint import DataEvents, has_more
 from octavo.server.engine import Choice, Output, TokenLogprob
-from octavo.server.generation import Collected, Job, Prompt
+from octavo.server.generation import Job, Prompt
 from octavo.server.protocol.common import Usage
 from octavo.server.protocol.completions import (
     CompletionChoice,
@@ -79,7 +79,7 @@ class CompletionWriter(DataEvents):
                 or self._body.return_token_ids
             ):
                 self._begun.add(key)
-                chunks.append(self._response([self._choice(key, choice, choice.text, first)]))
+                chunks.append(self._response([self._choice(key, choice, first)]))
         return chunks
 
     def usage_chunk(self, usage: Usage) -> CompletionResponse:
@@ -87,12 +87,10 @@ class CompletionWriter(DataEvents):
         response.usage = usage
         return response
 
-    def answer(
-        self, choices: Mapping[tuple[int, int], Collected], usage: Usage
-    ) -> CompletionResponse:
+    def answer(self, choices: Mapping[tuple[int, int], Choice], usage: Usage) -> CompletionResponse:
         written = []
         for key, choice in choices.items():
-            item = self._choice(key, choice, "".join(choice.text), True)
+            item = self._choice(key, choice, True)
             if self._body.prompt_logprobs is not None:
                 entries = self._prompt_entries.get(key[0], ())
                 item.prompt_logprobs = prompt_logprobs(entries, self._state.llm.tokenizer)
@@ -111,14 +109,12 @@ class CompletionWriter(DataEvents):
             choices=choices,
         )
 
-    def _choice(
-        self, key: tuple[int, int], choice: Choice | Collected, text: str, first: bool
-    ) -> CompletionChoice:
+    def _choice(self, key: tuple[int, int], choice: Choice, first: bool) -> CompletionChoice:
         prompt, index = key
         echo = first and self._body.echo
         item = CompletionChoice(
             index=prompt * self._body.num_choices + index,
-            text=self._prompt_text(prompt) + text if echo else text,
+            text=self._prompt_text(prompt) + choice.text if echo else choice.text,
             logprobs=self._write_logprobs(key, choice, echo),
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
@@ -137,7 +133,7 @@ class CompletionWriter(DataEvents):
         return tokenizer.decode(given.token_ids, skip_special_tokens=self._body.skip_special_tokens)
 
     def _write_logprobs(
-        self, key: tuple[int, int], choice: Choice | Collected, echo: bool
+        self, key: tuple[int, int], choice: Choice, echo: bool
     ) -> CompletionLogprobs | None:
         count = self._body.logprobs
         if count is None:

@@ -17,7 +17,8 @@ from octavo.server.body import parsed, read_body
 from octavo.server.disconnect import EventStream, until_gone
 from octavo.server.engine import Choice, Output
 from octavo.server.errors import ApiError, from_exception
-from octavo.server.generation import Collected, Job, Limits, Prompt, Run
+from octavo.server.generation import Job, Limits, Prompt, Run
+from octavo.server.joined import Joined
 from octavo.server.large_body import MANY_IDS, apart
 from octavo.server.protocol.common import Response, Usage, parse
 from octavo.server.protocol.sampling import SamplingRequest
@@ -41,7 +42,7 @@ class Writer(Protocol):
     def error_event(self, error: ApiError) -> bytes:
         """The one that ends a stream that goes wrong."""
 
-    def answer(self, choices: Mapping[tuple[int, int], Collected], usage: Usage) -> Response:
+    def answer(self, choices: Mapping[tuple[int, int], Choice], usage: Usage) -> Response:
         """The whole answer; choices by prompt and index."""
 
     def add_prompt(self, prompt: int, output: Output) -> None:
@@ -162,12 +163,13 @@ class Handler(Generic[B]):
 
 async def collect(state: ServerState, job: Job, writer: Writer) -> Response:
     """The whole answer."""
-    choices: dict[tuple[int, int], Collected] = {}
+    choices: dict[tuple[int, int], Joined] = {}
     async with Run(state, job) as run, contextlib.aclosing(run.outputs()) as outputs:
         async for prompt, output in outputs:
             writer.add_prompt(prompt, output)
             for choice in output.outputs:
-                choices.setdefault((prompt, choice.index), Collected()).add(choice)
+                joined = choices.setdefault((prompt, choice.index), Joined(choice.index))
+                joined.add(choice)
     return writer.answer(dict(sorted(choices.items())), job.usage())
 
 

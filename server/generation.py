@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,9 @@ import msgspec
 from octavo.core.errors import RequestError
 from octavo.core.sampling_params import SamplingParams
 from octavo.server.disconnect import cancel
-from octavo.server.engine import Choice, Engine, Output, TokenLogprob, closing
+from octavo.server.engine import Engine, Output, closing
 from octavo.server.errors import ApiError, unavailable
+from octavo.server.joined import Joined, MadeOutput
 from octavo.server.overload import Place
 from octavo.server.pacing import Pace
 from octavo.server.protocol.common import PromptTokensDetails, Usage
@@ -48,28 +49,6 @@ class Limits:
         if total <= self.max_model_len:
             limit = f"the KV cache holds {self.max_sequence_tokens} tokens of one sequence"
         return ApiError(f"{what}; {limit}", param=body.prompt_name, code="context_length_exceeded")
-
-
-@dataclass
-class Blank:
-    """A choice that generated nothing (max_tokens 0)."""
-
-    index: int
-    text: str = ""
-    token_ids: Sequence[int] = ()
-    logprobs: Sequence[Mapping[int, TokenLogprob]] | None = None
-    finish_reason: str | None = "length"
-    stop_reason: int | str | None = None
-
-
-@dataclass
-class BlankOutput:
-    """The only output of a prompt that is scored and echoed, with no tokens generated."""
-
-    outputs: Sequence[Choice]
-    prompt_logprobs: Sequence[Mapping[int, TokenLogprob] | None] | None = None
-    num_cached_tokens: int | None = None
-    finished: bool = True
 
 
 @dataclass
@@ -307,7 +286,8 @@ class Run:
     async def _score(self, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[Output, None]:
         """No tokens are wanted: the engine computes one for the prompt's logprobs, and it is
         dropped."""
-        blank = BlankOutput([Blank(index) for index in range(params.n)])
+        choices = [Joined(index, finish_reason="length") for index in range(params.n)]
+        blank = MadeOutput(choices, finished=True)
         if params.prompt_logprobs is None:
             yield blank
             return
@@ -321,26 +301,6 @@ class Run:
                 if output.num_cached_tokens is not None:
                     blank.num_cached_tokens = output.num_cached_tokens
         yield blank
-
-
-@dataclass
-class Collected:
-    """A choice put together from its deltas."""
-
-    text: list[str] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[Mapping[int, TokenLogprob]] | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-
-    def add(self, delta: Choice) -> None:
-        self.text.append(delta.text)
-        self.token_ids.extend(delta.token_ids)
-        if delta.logprobs is not None:
-            if self.logprobs is None:
-                self.logprobs = []
-            self.logprobs.extend(delta.logprobs)
-        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
 
 
 def hides_last(body: SamplingRequest, finish: str | None, stop: int | str | None) -> bool:

@@ -10,7 +10,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.server.answer import AnswerReader, Plan
 from octavo.server.engine import Choice, Output
 from octavo.server.errors import ApiError
-from octavo.server.generation import Collected, Job, Prompt, hides_last
+from octavo.server.generation import Job, Prompt, hides_last
 from octavo.server.large_body import MANY_MESSAGES, apart
 from octavo.server.protocol.chat import TokenLogprob
 from octavo.server.protocol.common import Usage
@@ -93,9 +93,9 @@ class ResponsesWriter:
     def add_prompt(self, prompt: int, output: Output) -> None:
         """A response has nothing of the prompt."""
 
-    def answer(self, choices: Mapping[tuple[int, int], Collected], usage: Usage) -> ResponsesAnswer:
+    def answer(self, choices: Mapping[tuple[int, int], Choice], usage: Usage) -> ResponsesAnswer:
         (choice,) = choices.values()
-        for _ in self._read("".join(choice.text), choice):
+        for _ in self._read(choice):
             pass
         for _ in self._items.finish(self._status):
             pass
@@ -108,7 +108,7 @@ class ResponsesWriter:
             told.append(("response.in_progress", {"response": self._response("in_progress")}))
         data = self._encoded(told)
         for choice in output.outputs:
-            data += self._encoded(self._read(choice.text, choice))
+            data += self._encoded(self._read(choice))
         return data
 
     def last_events(self) -> bytes:
@@ -123,11 +123,11 @@ class ResponsesWriter:
         response.error = FailedBecause(code=code, message=error.message)
         return data + self._encoded([("response.failed", {"response": response})])
 
-    def _read(self, text: str, choice: Choice | Collected) -> Iterable[Told]:
+    def _read(self, choice: Choice) -> Iterable[Told]:
         if self._reader is None:
             self._reader = self._plan.reader(self._job.prompts[0].text or "", "")
         self._finish_reason = choice.finish_reason
-        events = self._reader.feed(text, choice.finish_reason)
+        events = self._reader.feed(choice.text, choice.finish_reason)
         return self._items.add(events, self._logprobs(choice))
 
     @property
@@ -199,7 +199,7 @@ class ResponsesWriter:
         encode = self._state.llm.tokenizer.encode
         return len(encode(text, add_special_tokens=False)) if text else 0
 
-    def _logprobs(self, choice: Choice | Collected) -> list[TokenLogprob]:
+    def _logprobs(self, choice: Choice) -> list[TokenLogprob]:
         count = self._body.num_logprobs
         if count is None:
             return []

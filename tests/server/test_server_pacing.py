@@ -12,8 +12,7 @@ import pytest
 
 from octavo.core.config.models import EngineConfig
 from octavo.server.app import create_app
-from octavo.server.generation import Collected
-from octavo.server.pacing import Piece
+from octavo.server.joined import Joined
 
 
 def in_loop(test):
@@ -53,8 +52,9 @@ async def test_tokens_share_events(connect, fake, interval, sizes):
         assert tokens == choice["logprobs"]["token_logprobs"]
 
 
-@pytest.mark.parametrize("joined", [Collected(), Piece(0)], ids=["whole", "paced"])
-def test_joining_deltas_copies_no_logprobs(fakes, joined):
+def test_joining_deltas_copies_no_logprobs(fakes):
+    joined = Joined(0)
+
     def add(token):
         joined.add(fakes.Choice(0, "a", [token], [fakes.logprobs(token, 0)]))
         return joined.logprobs
@@ -63,6 +63,7 @@ def test_joining_deltas_copies_no_logprobs(fakes, joined):
     assert add(1) is found
     assert add(2) is found
     assert [list(entries) for entries in found] == [[0], [1], [2]]
+    assert joined.text == "aaa"
 
 
 @in_loop
