@@ -80,6 +80,23 @@ def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         server.stop()
 
 
+@pytest.fixture(scope="session")
+def serve() -> Any:
+    """`serve(*arguments)` is a context manager of an `octavo serve` that has started: `.url`,
+    `.process`, `.lines`. It ends in good order, unless the test has ended it."""
+
+    @contextmanager
+    def serve(*arguments: str) -> Iterator[Any]:
+        server = sibling("real_server").ServeProcess(*arguments)
+        try:
+            yield server
+        finally:
+            status = server.stop()
+        assert status == 0, server.lines
+
+    return serve
+
+
 @contextmanager
 def live_server(llm: Any, **server: Any) -> Iterator[Any]:
     """A real HTTP server over a fake engine: `.url`, `.llm`."""

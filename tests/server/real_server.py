@@ -1,5 +1,5 @@
-"""`octavo serve` as a process, with a tiny model of random weights: real scheduling, KV cache,
-sampling, and greedy answers that others' mistakes would change."""
+"""`octavo serve` as a process; and one with a tiny model of random weights: real scheduling, KV
+cache, sampling, and greedy answers that others' mistakes would change."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ SETTINGS: dict[str, Any] = {
     "scheduler": {"max_num_seqs": 8, "max_num_batched_tokens": 48},
     "routes": ["server_info"],
     "server": {
-        "port": 0,
         "served_model_name": "tiny",
         "max_n": MAX_N,
         "max_logprobs": 5,
@@ -45,43 +44,61 @@ CONTROL = {
 """A request whose answer must not change, whatever came before it."""
 
 
-class RealServer:
-    """Started and ready. client: of httpx, with the server's URL as its base."""
+class ServeProcess:
+    """A server with the given arguments, on a free port. lines: what it has written, both
+    streams."""
 
-    def __init__(self, folder: Path) -> None:
-        model = write_model_folder(folder / "model", max_model_len=CONTEXT)
-        settings = SETTINGS | {"model": SETTINGS["model"] | {"source": str(model)}}
-        self.vocab: int = json.loads((model / "config.json").read_text())["vocab_size"]
-        (folder / "engine.yaml").write_text(yaml.safe_dump(settings))
-        command = ["serve", "--config", str(folder / "engine.yaml")]
+    def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "octavo.server.cli", *command],
+            [sys.executable, "-m", "octavo.server.cli", "serve", "--port", "0", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         self.lines: list[str] = []
-        self._url: re.Match[str] | None = None
+        self.url = ""
         self._listening = threading.Event()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
         self._listening.wait(120)
-        if self._url is None:
+        if not self.url:
             self.stop()
             raise AssertionError(f"the server did not start: {self.lines}")
-        self.url = self._url[1]
-        self.client = httpx.Client(base_url=self.url, timeout=60)
-        self.expected = self._control()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line.rstrip())
             if found := re.fullmatch(r"Octavo is ready on (http://127\.0\.0\.1:\d+)\n", line):
-                self._url = found
+                self.url = found[1]
                 self._listening.set()
         self._listening.set()
+
+    def stop(self) -> int:
+        """End it and wait; its exit status."""
+        self.process.terminate()
+        try:
+            return self.process.wait(60)
+        finally:
+            self.process.kill()
+            self.process.wait(10)
+            self._reader.join(10)
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+
+
+class RealServer(ServeProcess):
+    """Over the tiny model. client: of httpx, with the server's URL as its base."""
+
+    def __init__(self, folder: Path) -> None:
+        model = write_model_folder(folder / "model", max_model_len=CONTEXT)
+        settings = SETTINGS | {"model": SETTINGS["model"] | {"source": str(model)}}
+        self.vocab: int = json.loads((model / "config.json").read_text())["vocab_size"]
+        (folder / "engine.yaml").write_text(yaml.safe_dump(settings))
+        super().__init__("--config", str(folder / "engine.yaml"))
+        self.client = httpx.Client(base_url=self.url, timeout=60)
+        self.expected = self._control()
 
     def _control(self) -> Any:
         answer = self.client.post("/v1/completions", json=CONTROL)
@@ -114,15 +131,7 @@ class RealServer:
         except (OSError, ValueError):
             return False
 
-    def stop(self) -> None:
+    def stop(self) -> int:
         if hasattr(self, "client"):
             self.client.close()
-        self.process.terminate()
-        try:
-            self.process.wait(30)
-        finally:
-            self.process.kill()
-            self.process.wait(10)
-            self._reader.join(10)
-            assert self.process.stdout is not None
-            self.process.stdout.close()
+        return super().stop()

