@@ -208,3 +208,33 @@ def test_the_host_really_does_not_know(engines, monkeypatch):
     for step in seen[1:]:
         assert step == (1, [-1], [-1])
     assert not runner._sampling_step.unfinished
+
+
+def test_stop_strings(tmp_path):
+    """They are found by the text side, when the engine is a step ahead; what it generated since is
+    in neither text nor counts."""
+    from octavo import LLM
+
+    folder = write_tiny_model(tmp_path / "model")
+    prompts = ["one two", "three", "four five six"]
+    seen = []
+    for executor in ("local", EXECUTORS["ahead"]):
+        config = {"executor": {"kind": executor}, "kv_cache": {"num_blocks": 60}}
+        with LLM(str(folder), config=config) as llm:
+            plain = llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=12))
+            # A piece from the middle of each text, as it comes, and one that spans tokens.
+            params = [
+                SamplingParams(
+                    temperature=0.0, max_tokens=12, stop=[out.outputs[0].text[3:6]], logprobs=1
+                )
+                for out in plain
+            ]
+            stopped = llm.generate(prompts, params)
+            seen.append(
+                [
+                    (out.text, list(out.token_ids), out.finish_reason, out.stop_reason)
+                    for out in (result.outputs[0] for result in stopped)
+                ]
+            )
+    assert seen[0] == seen[1]
+    assert {reason for _, _, reason, _ in seen[0]} == {"stop"}
