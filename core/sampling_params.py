@@ -89,7 +89,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         self.n = _integer("n", self.n, 1, MAX_N)
         self.temperature = _finite("temperature", self.temperature, 0.0, 100.0)
         self.top_p = _finite("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        self.top_k = _integer("top_k", self.top_k, 0, note="(0 and -1 mean off)")
+        self.top_k = _integer("top_k", self.top_k, -1, note="(0 and -1 mean off)")
         self.min_p = _finite("min_p", self.min_p, 0.0, 1.0)
         self.presence_penalty = _finite("presence_penalty", self.presence_penalty, -2.0, 2.0)
         self.frequency_penalty = _finite("frequency_penalty", self.frequency_penalty, -2.0, 2.0)

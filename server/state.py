@@ -99,8 +99,9 @@ class ServerState:
             raise unavailable(f"the engine has stopped: {self.llm.dead_reason}", "engine_dead")
 
     def model_name(self, asked: str | None) -> str:
-        """The served name for a request's `model`; 404 when there is none such."""
-        if asked is None:
+        """The served name for a request's `model`; 404 when there is none such. None, and empty as
+        clients send it that must send something: the first one."""
+        if not asked:
             return self.names[0]
         if asked not in self.names:
             served = ", ".join(map(repr, self.names))

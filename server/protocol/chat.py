@@ -210,12 +210,7 @@ class ChatRequest(TemplateFields, SamplingRequest):
         "verbosity": Unsupported("", ("medium",)),
         "service_tier": Unsupported("there is one tier", ("auto", "default")),
         "store": Unsupported("nothing is stored", (False,)),
-        "metadata": Unsupported("nothing is stored", ({},)),
         "moderation": Unsupported(),
-        "prompt_cache_key": Unsupported("prefixes are cached by content; see cache_salt"),
-        "prompt_cache_options": Unsupported(),
-        "prompt_cache_retention": Unsupported(),
-        "safety_identifier": Unsupported("use user"),
     }
     renamed: ClassVar[Mapping[str, str]] = {"logprobs": "top_logprobs", "prompt": "messages"}
 

@@ -1,11 +1,13 @@
 """Bases of all requests and responses, and `parse`: a JSON object to a request.
 
 A request class may declare `unsupported`: parameters that OpenAI or vLLM know and this server does
-not have. They are refused by name unless the value asks for nothing (`inert`).
+not have. They are refused by name unless the value asks for nothing (`inert`). `hints` are those
+that no answer depends on: they are taken and have no effect.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -44,6 +46,7 @@ class Request(Part):
     """Base of all request bodies."""
 
     unsupported: ClassVar[Mapping[str, Unsupported]] = {}
+    hints: ClassVar[frozenset[str]] = frozenset()
 
     model: str | None = Field(
         default=None, description="A served model's name; absent: the first one."
@@ -142,7 +145,8 @@ def parse(cls: type[R], data: Mapping[str, Any], *, refuse_unknown: bool) -> tup
     """
     _refuse_unsupported(cls, data)
     known = cls.model_fields
-    unknown = [name for name in data if name not in known and name not in cls.unsupported]
+    declared = cls.unsupported.keys() | cls.hints | known.keys()
+    unknown = [name for name in data if name not in declared]
     if unknown and refuse_unknown:
         hint = nearest(unknown[0], known)
         raise ApiError(
@@ -201,6 +205,8 @@ def validation_error(error: ValidationError) -> ApiError:
 
 def shown(value: Any) -> str:
     """A value as it may appear in an error message: short, whatever the client sent."""
+    if value is None or isinstance(value, bool) or value == {}:
+        return json.dumps(value)
     if isinstance(value, dict):
         return f"an object of {len(value)} members"
     if isinstance(value, list) and len(value) > 8:

@@ -56,10 +56,23 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
 }
 
 
+HINTS = frozenset(
+    (
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+    )
+)
+"""Notes for the provider's own records and caches, which clients of OpenAI send along."""
+
+
 class SamplingRequest(Request):
     """Parameters of sampling under OpenAI's names, and vLLM's beyond them."""
 
     unsupported: ClassVar[Mapping[str, Unsupported]] = UNSUPPORTED
+    hints: ClassVar[frozenset[str]] = HINTS
     renamed: ClassVar[Mapping[str, str]] = {}
 
     temperature: float | None = Field(

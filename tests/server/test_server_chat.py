@@ -228,6 +228,39 @@ def test_request_id_header(connect, fake):
     run(go())
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (PATH, {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/responses", {"input": "hi"}),
+    ],
+)
+def test_hints_for_a_providers_records_have_no_effect(connect, fake, path, body):
+    """Clients of OpenAI send them along; so they are not even told to be ignored."""
+    hints = {
+        "prompt_cache_key": "k",
+        "prompt_cache_retention": "24h",
+        "prompt_cache_options": {"mode": "explicit"},
+        "safety_identifier": "k",
+        "metadata": {"a": "b"},
+        "model": "",
+    }
+
+    async def go():
+        async with connect(fake, unknown_parameters="refuse") as client:
+            response = await client.post(path, json=body | hints)
+        assert response.status_code == 200, response.text
+        assert "x-octavo-ignored-parameters" not in response.headers
+
+    run(go())
+
+
+def test_accepted_values_are_named_as_json_has_them(connect, fake):
+    response = run(post(connect, fake, {**user("hi"), "store": True}))
+    assert response.json()["error"]["message"].endswith("(accepted: false)")
+
+
 def test_open_choices_accept_what_asks_for_nothing(connect, fake):
     inert = {
         "response_format": {"type": "text"},
@@ -255,10 +288,7 @@ def test_open_choices_accept_what_asks_for_nothing(connect, fake):
         ("web_search_options", {}),
         ("verbosity", "low"),
         ("store", True),
-        ("metadata", {"a": "b"}),
         ("service_tier", "flex"),
-        ("prompt_cache_key", "k"),
-        ("safety_identifier", "k"),
         ("chat_template", "{{ x }}"),
         ("use_beam_search", True),
         ("echo", True),

@@ -26,7 +26,7 @@ from octavo.core.errors import RequestError
         ({"allowed_token_ids": [None]}, "allowed_token_ids must be an integer of at least 0"),
         ({"logit_bias": [1]}, "logit_bias must be a mapping of token ids to numbers, got list"),
         ({"logit_bias": {5: "a"}}, "logit_bias must be a number"),
-        ({"top_k": -2}, r"top_k must be an integer of at least 0 \(0 and -1 mean off\), got -2"),
+        ({"top_k": -2}, r"top_k must be an integer of at least -1 \(0 and -1 mean off\), got -2"),
         ({"temperature": np.float32("nan")}, "temperature must be a number"),
         ({"seed": True}, "seed must be an integer, got True"),
     ],
