@@ -19,8 +19,9 @@ from octavo.backends.cpu.linear import PackedLinear
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.attention_backend import AttentionBackend, AttentionLayer
 from octavo.core.contracts.graph_runner import GraphRunner, GraphRunnerContext
-from octavo.core.contracts.model import CausalLM, DecoderSpec
+from octavo.core.contracts.model import DecoderSpec, decoder_of
 from octavo.core.errors import PluginUnavailable
+from octavo.core.plain_modules import is_plain
 
 Bound = Sequence[tuple[AttentionBackend, AttentionLayer]]
 
@@ -30,30 +31,38 @@ class NativeDecoder(GraphRunner):
     the weights' type. A token's result has the same bits in any batch."""
 
     def __init__(self, options: NoOptions, context: GraphRunnerContext) -> None:
-        model = context.model
-        spec = model.decoder_spec() if isinstance(model, CausalLM) else None
+        spec = decoder_of(context.model)
         if spec is None:
+            name = type(context.model).__name__
             raise PluginUnavailable(
-                f"graph runner native computes plain decoders, {type(model).__name__} is not one"
+                f"graph runner native computes plain decoders, {name} is not one"
             )
         problem = next(_problems(spec, context.attention_backends), None)
         if problem is not None:
             raise PluginUnavailable(f"graph runner native cannot compute this model: {problem}")
-        self._spec, self._context = spec, context
+        self._context = context
         self._library = native.kernels()
-        self._hidden_size = len(spec.norm)
-        self._kept: list[Any] = []
-        self._bound: Bound = ()
-        self._backends: list[CpuAttention] = []
-        self._layers = (native.LayerStruct * len(spec.layers))()
-        self._decoder = self._describe(spec)
+        self._take(spec)
+
+    def invalidate(self) -> None:
+        """Describe the model as it is now; one that the kernels cannot compute any more computes
+        itself, with the same layers."""
+        spec = decoder_of(self._context.model)
+        usable = (
+            spec is not None
+            and len(spec.layers) == len(self._context.attention_layers())
+            and not any(_problems(spec, self._context.attention_backends))
+        )
+        self._take(spec if usable else None)
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, num_decodes: int
     ) -> torch.Tensor:
+        if self._spec is None:
+            return self._context.forward(token_ids, positions)
         bound = self._context.attention_layers()
         if bound is not self._bound:
-            self._bind(bound)
+            self._bind(self._spec, bound)
         hidden = torch.empty(len(token_ids), self._hidden_size)
         self._library.octavo_decoder(
             ctypes.addressof(self._decoder),
@@ -65,6 +74,17 @@ class NativeDecoder(GraphRunner):
         return hidden
 
     # ---- structures that the kernels read --------------------------------------------------------
+
+    def _take(self, spec: DecoderSpec | None) -> None:
+        """Point at the parts of a model. None: at nothing."""
+        self._spec = spec
+        self._kept: list[Any] = []
+        self._bound: Bound = ()
+        self._backends: list[CpuAttention] = []
+        if spec is not None:
+            self._hidden_size = len(spec.norm)
+            self._layers = (native.LayerStruct * len(spec.layers))()
+            self._decoder = self._describe(spec)
 
     def _describe(self, spec: DecoderSpec) -> native.DecoderStruct:
         for struct, layer in zip(self._layers, spec.layers, strict=True):
@@ -92,9 +112,9 @@ class NativeDecoder(GraphRunner):
         kind = native.DTYPES[table.dtype]
         return {"vocab": len(table), "embedding_type": kind, "embedding": table.data_ptr()}
 
-    def _bind(self, bound: Bound) -> None:
+    def _bind(self, spec: DecoderSpec, bound: Bound) -> None:
         """Point at the pool that was just allocated."""
-        layers = self._spec.layers
+        layers = spec.layers
         if len(bound) != len(layers):
             raise PluginUnavailable(
                 f"graph runner native: {len(layers)} layers, {len(bound)} of them with attention"
@@ -106,7 +126,7 @@ class NativeDecoder(GraphRunner):
             if layer.q_norm is not None and layer.k_norm is not None:
                 shape = native.copy_of(shape)
                 shape.q_norm, shape.k_norm = self._floats(layer.q_norm), self._floats(layer.k_norm)
-                shape.norm_eps = self._spec.norm_eps
+                shape.norm_eps = spec.norm_eps
                 self._kept.append(shape)
             struct.attention = ctypes.addressof(shape)
             struct.plan = backend.plan_address(cache.spec)
@@ -142,9 +162,9 @@ def _problems(spec: DecoderSpec, backends: Sequence[AttentionBackend]) -> Iterat
     for layer in spec.layers:
         for name in ("qkv", "o", "gate_up", "down"):
             part = getattr(layer, name)
-            if not isinstance(part, PackedLinear):
+            if not is_plain(part, PackedLinear):
                 yield (
-                    f"{name} is {type(part).__name__}, expected a packed layer "
+                    f"{name} is {type(part).__name__}, expected a packed layer as it was made "
                     "(model.quantization: packed, int8 or int4)"
                 )
         if not cast(PackedLinear, layer.gate_up).packed.paired:

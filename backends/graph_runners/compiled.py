@@ -39,7 +39,7 @@ class CompileRunner(GraphRunner):
         self._compiler: dict[str, Any] = {"dynamic": True, "backend": _counted(options, self)}
         self.num_compiled = 0
         self._patched: list[tuple[torch.nn.Module, Call]] = []
-        self._code: dict[type, Call] = {}
+        self._code: dict[torch.nn.Module, Call] = {}
         self._forward: ForwardFn = context.forward
         self._prepare(fullgraph=True)
 
@@ -55,7 +55,7 @@ class CompileRunner(GraphRunner):
 
     def invalidate(self) -> None:
         """Compile anew. Dynamo's guards see replaced layers and parameters, but not hooks, and each
-        such change counts toward its limit of recompilations; code of its own has neither fault.
+        change counts toward its limit of recompilations; functions of its own have neither fault.
         What a plugin wraps around layers may break the graph."""
         self._prepare(fullgraph=False)
         self.compile()
@@ -76,18 +76,22 @@ class CompileRunner(GraphRunner):
             self._forward = torch.compile(_anew(self._context.forward), **self._compiler)
             return
         self._forward = self._context.forward
-        self._code = {
-            kind: torch.compile(_anew(kind.forward), fullgraph=fullgraph, **self._compiler)
-            for kind in dict.fromkeys(type(layer) for layer in layers)
-        }
+        self._code.clear()
+        by_kind: dict[Any, Call] = {}
         for layer in layers:
+            kind = layer if _has_hooks(layer) else type(layer)
+            if kind not in by_kind:
+                function = _anew(type(layer).forward)
+                by_kind[kind] = torch.compile(function, fullgraph=fullgraph, **self._compiler)
+            self._code[layer] = by_kind[kind]
             if "forward" not in vars(layer):  # else a plugin's, which may call ours
                 ours = partial(self._run_layer, layer)
                 self._patched.append((layer, ours))
                 layer.forward = ours
 
     def _run_layer(self, layer: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return self._code[type(layer)](layer, *args, **kwargs)
+        code = self._code.get(layer, type(layer).forward)
+        return code(layer, *args, **kwargs)
 
 
 def repeated_layers(model: torch.nn.Module) -> Sequence[torch.nn.Module]:
@@ -98,6 +102,11 @@ def repeated_layers(model: torch.nn.Module) -> Sequence[torch.nn.Module]:
         if isinstance(module, torch.nn.ModuleList) and len(set(map(type, module))) < len(module)
     ]
     return max(lists, key=len, default=[])
+
+
+def _has_hooks(layer: torch.nn.Module) -> bool:
+    """Whether code for it cannot serve others of its class: guards do not tell hooks apart."""
+    return any(module._forward_hooks or module._forward_pre_hooks for module in layer.modules())
 
 
 def _anew(call: Call) -> Call:

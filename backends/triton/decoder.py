@@ -17,7 +17,7 @@ from octavo.backends.triton.norm import rms_norm
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.attention_backend import AttentionBackend, AttentionLayer
 from octavo.core.contracts.graph_runner import GraphRunner, GraphRunnerContext
-from octavo.core.contracts.model import AttentionSpec, CausalLM, DecoderLayerSpec
+from octavo.core.contracts.model import AttentionSpec, DecoderLayerSpec, decoder_of
 from octavo.core.errors import PluginUnavailable
 from octavo.core.runner.rope import RopeTable, apply_rope
 
@@ -28,11 +28,11 @@ class TritonDecoder(GraphRunner):
     """Computes what the model's own forward pass does, in the same dtypes."""
 
     def __init__(self, options: NoOptions, context: GraphRunnerContext) -> None:
-        model = context.model
-        spec = model.decoder_spec() if isinstance(model, CausalLM) else None
+        spec = decoder_of(context.model)
         if spec is None:
+            name = type(context.model).__name__
             raise PluginUnavailable(
-                f"graph runner triton computes plain decoders, {type(model).__name__} is not one"
+                f"graph runner triton computes plain decoders, {name} is not one"
             )
         if spec.activation not in _ACTIVATIONS:
             raise PluginUnavailable(
@@ -40,12 +40,15 @@ class TritonDecoder(GraphRunner):
                 f"is {spec.activation}"
             )
         self._spec, self._context = spec, context
+        self._fused = True
         self._activation = cast(Activation, spec.activation)
         self._tables: dict[tuple[int, bool], RopeTable] = {}
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, num_decodes: int
     ) -> torch.Tensor:
+        if not self._fused:
+            return self._context.forward(token_ids, positions)
         spec, bound = self._spec, self._context.attention_layers()
         norms = [*(layer.attention_norm for layer in spec.layers[1:]), spec.norm]
         residual = self._embedded(token_ids)
@@ -56,6 +59,13 @@ class TritonDecoder(GraphRunner):
             inner = gate(layer.gate_up(hidden), self._activation)
             hidden = rms_norm(layer.down(inner), after, spec.norm_eps, residual=residual)
         return hidden
+
+    def invalidate(self) -> None:
+        """Take the parts that the model has now; one that is no plain decoder any more computes
+        itself."""
+        spec = decoder_of(self._context.model)
+        self._fused = spec is not None and len(spec.layers) == len(self._context.attention_layers())
+        self._spec = spec or self._spec
 
     def _embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[T, E], in memory that residual sums may be written to."""

@@ -140,6 +140,7 @@ KINDS: dict[str, Kind] = _kinds(
         model.CausalLM,
         model.ModelContext,
         "model.implementation",
+        "1.1",
     ),
     Kind(
         "weight_source",

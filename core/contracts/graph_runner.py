@@ -115,9 +115,10 @@ class GraphRunner(ABC):
 
     def invalidate(self) -> None:  # noqa: B027
         """What a forward pass launches has changed (`CausalLM.forward_version`): nothing that was
-        compiled, recorded or looked up before may serve again. Called between two steps; what it
-        runs reads and writes the null block only, which is cleared afterwards. An exception stops
-        the engine. Default: nothing, for a runner that calls `forward` every time."""
+        compiled, recorded or looked up before may serve again. Called between two steps, when the
+        device is idle; what it runs reads and writes the null block only, which is cleared
+        afterwards. An exception stops the engine. Default: nothing, for a runner that calls
+        `GraphRunnerContext.forward` every time."""
 
     def padded_rows(self, num_rows: int) -> int:
         """How many rows a decode-only batch of `num_rows` is padded to, at most `max_num_seqs`.

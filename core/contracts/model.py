@@ -114,10 +114,22 @@ class ModelContext:
 
 
 class CausalLM(ABC):
-    """Implemented by a `torch.nn.Module`. `num_layers` and `vocab_size` are set by `__init__`."""
+    """Implemented by a `torch.nn.Module`. `num_layers` and `vocab_size` are set by `__init__`.
+
+    forward_version: raised, in the worker's thread, by whoever changes what a forward pass launches
+    once the model is loaded: an adapter that comes, goes or is swapped, a layer that is replaced,
+    wrapped or hooked, a parameter that becomes another tensor. The core looks at it before each
+    step and lets the graph runner compile, capture and look up anew (`GraphRunner.invalidate`),
+    which may take seconds. Weights that are overwritten in place need it only where a runner holds
+    them in another form: graphs and compiled code read them where they are, and so do packed layers
+    whose packed form is written, but the runner `native` has copies of the norms. Keys and values
+    that were computed before stay as they are; `KVCacheManager.reset_prefix_cache` lets new
+    requests find none of them.
+    """
 
     num_layers: int
     vocab_size: int
+    forward_version: int = 0
 
     @abstractmethod
     def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -138,8 +150,14 @@ class CausalLM(ABC):
 
     def decoder_spec(self) -> DecoderSpec | None:
         """The model's parts when `forward` is exactly what `DecoderSpec` describes, else None (as
-        where a layer is split over ranks). Asked for after the weights were loaded."""
+        where a layer is split over ranks, wrapped or hooked). Asked for after the weights were
+        loaded, and again when `forward_version` was raised."""
         return None
+
+
+def decoder_of(model: object) -> DecoderSpec | None:
+    """The parts of a module, where it is a plain decoder."""
+    return model.decoder_spec() if isinstance(model, CausalLM) else None
 
 
 class Spec:

@@ -110,6 +110,7 @@ class ModelRunner(Worker):
                 self.model = self._parts.model(self._attention.register)
             with _timed(phases, "load weights"):
                 self._parts.load_weights(self.model)
+        self._forward_version = self.model.forward_version
         module = self.model
         assert isinstance(module, torch.nn.Module), "a CausalLM is a torch.nn.Module"
         self._kv_specs = list(self.model.kv_specs())
@@ -176,7 +177,7 @@ class ModelRunner(Worker):
         )
         self._graph_runner = self._parts.graph_runner(
             GraphRunnerContext(
-                forward=self.model.forward,
+                forward=self._call_model,
                 model=module,
                 device=settings.device,
                 graph_support=min(
@@ -278,6 +279,19 @@ class ModelRunner(Worker):
             notes=tuple(captured.notes),
         )
 
+    def _call_model(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Looked up at every call: a plugin may put another `forward` in its place."""
+        return self.model.forward(token_ids, positions)
+
+    def _renew(self) -> None:
+        """The model's forward pass is another than before."""
+        assert self.pool is not None, "the KV pool is not allocated"
+        self._forward_version = self.model.forward_version
+        if self.settings.device.type == "cuda":
+            torch.cuda.synchronize(self.settings.device)
+        self._graph_runner.invalidate()
+        self.pool.clear_null_block()
+
     def _dummy(self, rows: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         self._staged.wait()
         batch = self._builder.dummy(rows, tokens)
@@ -291,6 +305,8 @@ class ModelRunner(Worker):
     def forward(self, plan: StepPlan) -> None:
         assert self._step is None, "the last step has not sampled"
         started = time.perf_counter()
+        if self.model.forward_version != self._forward_version:
+            self._renew()
         self._sampling_step.reserve()
         for slot in plan.released.tolist():
             self._sampling.release(slot)

@@ -50,9 +50,10 @@ class FakeWorker(Worker):
             dtype="float32",
         )
 
-    def allocate_kv(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+    def allocate_kv(self, num_blocks: int, num_host_blocks: int = 0) -> WarmUp | None:
         self.pool = np.full((num_blocks, self.block_size), -1, np.int64)
         self.host = np.full((num_host_blocks, self.block_size), -1, np.int64)
+        return None
 
     def next_token(self, tokens: list[int], seed: int, index: int) -> int:
         data = np.asarray([*tokens, index, seed & 0xFFFF], np.int32).tobytes()

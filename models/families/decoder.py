@@ -24,6 +24,7 @@ from octavo.core.contracts.model import (
     ModelContext,
 )
 from octavo.core.errors import WeightError
+from octavo.core.plain_modules import is_plain
 from octavo.models.families.config import DecoderConfig, decoder_config, tensor_shapes
 from octavo.models.layers.attention import SelfAttention
 from octavo.models.layers.mlp import GatedMLP
@@ -69,6 +70,19 @@ class DecoderLayer(nn.Module):
             config.intermediate_size,
             config.mlp_bias,
             context.quantization,
+        )
+
+    def is_plain(self) -> bool:
+        """Whether nothing was put in the place of its parts, or around them. Linear layers may be
+        any."""
+        norms = [self.attention_norm, self.mlp_norm]
+        if self.attention.qk_norm is not None:
+            norms.append(self.attention.qk_norm)
+        return (
+            is_plain(self, DecoderLayer)
+            and is_plain(self.attention, SelfAttention)
+            and is_plain(self.mlp, GatedMLP)
+            and all(is_plain(norm, RMSNorm) for norm in norms)
         )
 
     def spec(self) -> DecoderLayerSpec:
@@ -147,10 +161,17 @@ class Decoder(nn.Module, CausalLM):
             for layer, spec in enumerate(specs)
         ]
 
-    def decoder_spec(self) -> DecoderSpec:
+    def decoder_spec(self) -> DecoderSpec | None:
+        layers = list(self.layers)
+        if not (
+            is_plain(self, Decoder)
+            and is_plain(self.norm, RMSNorm)
+            and all(isinstance(layer, DecoderLayer) and layer.is_plain() for layer in layers)
+        ):
+            return None
         return DecoderSpec(
             embedding=self.head if self.embedding is None else self.embedding,
-            layers=tuple(layer.spec() for layer in self.layers),
+            layers=tuple(layer.spec() for layer in layers),
             norm=self.norm.weight,
             norm_eps=self.config.rms_norm_eps,
             activation="silu",

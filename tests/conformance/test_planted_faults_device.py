@@ -223,6 +223,39 @@ class CopiesTheModel(EagerRunner):
         return self.copy(token_ids, positions)
 
 
+@planted(GraphRunnerSuite, "test_a_changed_forward_is_followed")
+class RemembersTheLayers(EagerRunner):
+    """As one does that holds references to what it looked up at the start."""
+
+    def __init__(self, options, context):
+        super().__init__(options, context)
+        import copy
+
+        self.then = copy.copy(context.model)
+        self.then._modules = dict(context.model._modules)
+
+    def forward(self, token_ids, positions, num_decodes):
+        return self.then.forward(token_ids, positions)
+
+
+@planted(GraphRunnerSuite, "test_an_engine_follows_a_changed_forward")
+class RemembersTheHooks(EagerRunner):
+    def __init__(self, options, context):
+        super().__init__(options, context)
+        self.model = context.model
+
+    def forward(self, token_ids, positions, num_decodes):
+        for module in self.model.modules():
+            module._forward_hooks.clear()
+        return super().forward(token_ids, positions, num_decodes)
+
+
+@planted(GraphRunnerSuite, "test_memory_is_told_in_bytes")
+class EstimatesInMegabytes(EagerRunner):
+    def estimate_bytes(self):
+        return 2.5
+
+
 @planted(GraphRunnerSuite, "test_an_error_of_the_forward_pass_is_raised")
 class HidesErrors(EagerRunner):
     def forward(self, token_ids, positions, num_decodes):

@@ -9,7 +9,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route, WebSocketRoute
 
-from octavo.core.contracts.executor import Ticket
+from octavo.core.contracts.executor import Ticket, WarmUp
 from octavo.core.contracts.kv_cache_manager import Match
 from octavo.core.contracts.observer import Observer
 from octavo.core.contracts.preemption_policy import PreemptionAction
@@ -373,6 +373,13 @@ class ClosesWhatItNeverOpened(Quiet):
 
 
 # ---- executors ----------------------------------------------------------------------------------
+
+
+@planted(ExecutorSuite, "test_a_warm_up_is_passed_on")
+class TellsItsOwnWarmUp(LocalExecutor):
+    def allocate_kv(self, num_blocks, num_host_blocks=0):
+        super().allocate_kv(num_blocks, num_host_blocks)
+        return WarmUp({"everything": 0.0})
 
 
 @planted(ExecutorSuite, "test_it_says_how_many_steps_may_run")

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from octavo.backends.graph_runners.compiled import CompileRunner, repeated_layers
-from octavo.core.contracts.graph_runner import GraphRunner
+from octavo.backends.graph_runners.options import CompileOptions
+from octavo.core.contracts.graph_runner import GraphRunner, GraphRunnerContext
 from octavo.core.testing.tiny_model import generate, make_engine, make_requests, write_tiny_model
 
 REFERENCE = {
@@ -89,3 +90,48 @@ def test_the_null_block_is_zero_after_the_warm_up(engine):
     for layer in made.executor._worker.pool.layers:
         assert not layer.k[0].any()
         assert not layer.v[0].any()
+
+
+class Pair(torch.nn.Module):
+    """Two equal layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([Inner(), Inner()])
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        x = positions[:, None] * torch.ones(4)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Inner(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.linear(x)
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_any_number_of_changes():
+    """More often than torch.compile makes code for one function, hooks included."""
+    model, positions = Pair(), torch.arange(5)
+    context = GraphRunnerContext(model.forward, model, torch.device("cpu"), "all", 8, 64)
+    runner = CompileRunner(CompileOptions(backend="eager"), context)
+    for number in range(12):
+        got = runner.forward(positions, positions, 0)
+        again = runner.num_compiled
+        assert torch.equal(runner.forward(positions, positions, 0), got)
+        assert runner.num_compiled == again
+        plain = positions[:, None] * torch.ones(4)
+        for layer in model.layers:
+            plain = Inner.forward(layer, plain)
+        torch.testing.assert_close(got, plain)
+        hook = lambda module, inputs, output, number=number: output * number  # noqa: E731
+        model.layers[number % 2].linear.register_forward_hook(hook)
+        runner.invalidate()
+        assert runner.num_compiled > again

@@ -6,7 +6,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from octavo.core.contracts.executor import Executor, ExecutorContext, Worker, WorkerReport
+from octavo.core.contracts.executor import (
+    Executor,
+    ExecutorContext,
+    WarmUp,
+    Worker,
+    WorkerReport,
+)
 from octavo.core.contracts.kv_cache_manager import KVCacheManagerContext
 from octavo.core.contracts.preemption_policy import PreemptionPolicyContext
 from octavo.core.contracts.scheduler_policy import SchedulerPolicyContext
@@ -86,6 +92,22 @@ class ExecutorSuite(ConformanceSuite):
             assert worker.steps, "the worker was never called"
             assert_clean(engine)
             engine.close()
+
+    def test_a_warm_up_is_passed_on(self) -> None:
+        """allocate_kv returns what the worker's did, or None where there is nothing to tell."""
+
+        class Warm(FakeWorker):
+            def allocate_kv(self, num_blocks: int, num_host_blocks: int = 0) -> WarmUp:
+                super().allocate_kv(num_blocks, num_host_blocks)
+                return WarmUp({"capture": 1.5}, 2, 300, ("a note",))
+
+        executor = self.executor(Warm(block_size=4))
+        executor.start()
+        try:
+            told = executor.allocate_kv(20)
+        finally:
+            executor.close()
+        assert told in (None, WarmUp({"capture": 1.5}, 2, 300, ("a note",))), f"it told {told!r}"
 
     def test_masks_reach_the_step_they_are_for(self) -> None:
         """Masks given to `sample` decide the tokens of that step and no other."""

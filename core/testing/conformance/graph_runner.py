@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from octavo.core.contracts.graph_runner import GraphRunner, GraphRunnerContext
+from octavo.core.contracts import Provider
+from octavo.core.contracts.graph_runner import (
+    Captured,
+    ForwardFn,
+    GraphRunner,
+    GraphRunnerContext,
+)
 from octavo.core.errors import OctavoError
 from octavo.core.testing.conformance import engine_run
 from octavo.core.testing.conformance.base import ConformanceSuite, NotApplicable
+from octavo.core.testing.tiny_model import generate, make_engine, make_requests
+
+if TYPE_CHECKING:
+    import torch
+
+
+class _Plain(GraphRunner):
+    """Calls the model every time."""
+
+    def __init__(self, forward: ForwardFn) -> None:
+        self._forward = forward
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, num_decodes: int
+    ) -> torch.Tensor:
+        return self._forward(token_ids, positions)
 
 
 class GraphRunnerSuite(ConformanceSuite):
@@ -52,13 +74,33 @@ class GraphRunnerSuite(ConformanceSuite):
         return Toy()
 
     def test_warm_up_names_seconds(self) -> None:
-        """warm_up gives seconds by name."""
+        """compile and warm_up give seconds by name."""
         toy = self.toy()
-        took = self.runner(toy, toy).warm_up()
-        assert isinstance(took, dict), f"warm_up gave {type(took).__name__}"
-        for name, seconds in took.items():
-            assert isinstance(name, str), f"{name!r} is no name"
-            assert seconds >= 0, f"{name} took {seconds} s"
+        runner = self.runner(toy, toy)
+        for call in (runner.compile, runner.warm_up):
+            took = call()
+            assert isinstance(took, dict), f"{call.__name__} gave {type(took).__name__}"
+            for name, seconds in took.items():
+                assert isinstance(name, str), f"{name!r} is no name"
+                assert seconds >= 0, f"{name} took {seconds} s"
+
+    def test_memory_is_told_in_bytes(self) -> None:
+        """estimate_bytes and captured tell bytes and numbers, none below zero."""
+        toy = self.toy()
+        runner = self.runner(toy, toy)
+        runner.compile()
+        estimate = runner.estimate_bytes()
+        assert isinstance(estimate, int), f"estimate_bytes gave {estimate!r}"
+        assert estimate >= 0, f"estimate_bytes gave {estimate}"
+        runner.warm_up()
+        found = runner.captured()
+        assert isinstance(found, Captured), f"captured gave {type(found).__name__}"
+        for name in ("num_graphs", "num_bytes"):
+            count = getattr(found, name)
+            assert isinstance(count, int), f"{name} is {count!r}"
+            assert count >= 0, f"{name} is {count}"
+        for note in found.notes:
+            assert isinstance(note, str), f"the note {note!r} is no line"
 
     def test_results_are_those_of_the_forward_pass(self) -> None:
         """For every number of tokens, in any order of sizes, the result is the forward pass's."""
@@ -96,6 +138,73 @@ class GraphRunnerSuite(ConformanceSuite):
             wanted = toy(token_ids, positions)
         assert not after.equal(before), "the old weights are still used"
         assert float((after - wanted).abs().max()) < 1e-5, "the new weights give wrong results"
+
+    def test_a_changed_forward_is_followed(self) -> None:
+        """After `invalidate`, a layer that was replaced by an adapter around it is what runs."""
+        import torch
+
+        class Adapter(torch.nn.Module):
+            def __init__(self, inner: torch.nn.Module) -> None:
+                super().__init__()
+                self.inner = inner
+                self.low = torch.nn.Linear(16, 2, bias=False)
+                self.high = torch.nn.Linear(2, 16, bias=False)
+
+            def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+                adapted: torch.Tensor = self.inner(hidden) + self.high(self.low(hidden))
+                return adapted
+
+        toy = self.toy()
+        runner = self.runner(toy, toy)
+        token_ids, positions = torch.arange(4), torch.arange(4)
+        with torch.inference_mode():
+            runner.compile()
+            runner.warm_up()
+            before = runner.forward(token_ids, positions, 4).clone()
+            for adapted in (Adapter(toy.mix), Adapter(toy.mix)):
+                toy.mix = adapted
+                runner.invalidate()
+                after = runner.forward(token_ids, positions, 4)
+                wanted = toy(token_ids, positions)
+                assert not after.equal(before), "the old forward pass still runs"
+                error = float((after - wanted).abs().max())
+                assert error < 1e-5, f"differs by {error:.3g} from the changed forward pass"
+                before = after.clone()
+
+    def test_an_engine_follows_a_changed_forward(self) -> None:
+        """A real engine whose model gets a hook and a higher `forward_version` gives the tokens of
+        a runner that calls the model every time."""
+        got = self._tokens_around_a_change(self.make)
+        wanted = self._tokens_around_a_change(lambda context: _Plain(context.forward))
+        assert got[0] == wanted[0], f"at first it gives {got[0]}, the model {wanted[0]}"
+        assert got[1] != got[0], "a change of the model changes no token"
+        assert got[1] == wanted[1], f"then it gives {got[1]}, the changed model {wanted[1]}"
+
+    def _tokens_around_a_change(self, make: Any) -> tuple[list[list[int]], list[list[int]]]:
+        """Of an engine, before and after its model was changed."""
+        import torch
+
+        contexts: list[GraphRunnerContext] = []
+
+        def recorded(options: Any, context: GraphRunnerContext) -> GraphRunner:
+            contexts.append(context)
+            made: GraphRunner = make(context)
+            return made
+
+        provider = ("graph_runner", Provider[Any](name="recorded", factory=recorded))
+        config = engine_run.merged(self.config, {"graph": {"runner": "recorded"}})
+        engine = make_engine(engine_run.tiny_model(), config, [provider])
+        try:
+            before = generate(engine, make_requests(3))
+            model: Any = contexts[-1].model
+            lists = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList)]
+            layer = max(lists, key=len)[0]
+            layer.register_forward_hook(lambda module, inputs, output: output * -1.5)
+            model.forward_version += 1
+            engine.reset_prefix_cache()
+            return before, generate(engine, make_requests(3))
+        finally:
+            engine.close()
 
     def test_an_error_of_the_forward_pass_is_raised(self) -> None:
         """An exception in the forward pass comes through, and the next pass works."""
