@@ -26,7 +26,7 @@ class Clock(ABC):
 
     @abstractmethod
     def busy(self, run: Callable[[], object]) -> float | None:
-        """Seconds in which the device worked while `run` ran; None where nothing can tell."""
+        """Seconds in which the device worked while `run` ran; None where nothing tells."""
 
     def measure(self, run: Callable[[], object], warm: int = 3, count: int = 10) -> float:
         """The median of `count` runs in a row, after some that warm up."""

@@ -20,6 +20,7 @@ from octavo.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from octavo.core.config.resolve import Resolved
+    from octavo.core.contracts.executor import Executor
     from octavo.core.engine.core import EngineCore
     from octavo.core.registry import Registry
 
@@ -130,12 +131,14 @@ def start_facts(report: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str
 @dataclass
 class Steps:
     """seconds: of each step, by the device's clock. host: by the host's, a step. kv_tokens: in
-    context of all rows together, mean. phases: median seconds by the engine's own timing."""
+    context of all rows together, mean. phases: of the host's seconds a step. computed: seconds a
+    step of forward pass and sampling, as the worker gives them."""
 
     seconds: list[float]
     host: float
     kv_tokens: float
     phases: dict[str, float]
+    computed: float
 
     def as_dict(self) -> dict[str, Any]:
         """As plain data, with the median."""
@@ -145,6 +148,47 @@ class Steps:
             "host_s": self.host,
             "kv_tokens": self.kv_tokens,
             "phases_s": self.phases,
+            "computed_s": self.computed,
+        }
+
+
+class Watch:
+    """Seconds that the engine's thread spends in calls of its executor, in a `with` block."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self.seconds = {"submit": 0.0, "sample": 0.0, "collect": 0.0}
+
+    def __enter__(self) -> Watch:
+        for name in self.seconds:
+            setattr(self._executor, name, self._timed(name, getattr(self._executor, name)))
+        return self
+
+    def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return call(*args)
+            finally:
+                self.seconds[name] += time.perf_counter() - started
+
+        return timed
+
+    def __exit__(self, *error: object) -> None:
+        for name in self.seconds:
+            delattr(self._executor, name)  # the class has it
+
+    def phases(self, engine: Mapping[str, Any], steps: int) -> dict[str, float]:
+        """Seconds a step: `schedule`, `prepare` and `commit` by the engine's own timing, `launch`
+        of forward pass and sampling, `wait` for results. engine: the phases of its summary."""
+        each = {name: seconds / steps for name, seconds in self.seconds.items()}
+        own = {name: phase["mean_ms"] * 1e-3 for name, phase in engine.items()}
+        return {
+            "schedule": own["schedule"],
+            "prepare": own["prepare"],
+            "launch": max(0.0, each["submit"] + each["sample"] - own["prepare"]),
+            "wait": each["collect"],
+            "commit": own["commit"],
         }
 
 
@@ -209,12 +253,13 @@ class Rows:
         started = time.perf_counter()
         marks = [clock.mark()]
         context: list[int] = []
-        while len(context) < count and time.perf_counter() - started < LONGEST_S:
-            context.append(self._tokens)
-            got = self._step()
-            if len(got) != rows:
-                raise Invalid(f"a step gave {len(got)} tokens for {rows} rows")
-            marks.append(clock.mark())
+        with Watch(self._engine.executor) as watch:
+            while len(context) < count and time.perf_counter() - started < LONGEST_S:
+                context.append(self._tokens)
+                got = self._step()
+                if len(got) != rows:
+                    raise Invalid(f"a step gave {len(got)} tokens for {rows} rows")
+                marks.append(clock.mark())
         seconds = clock.between(marks)
         host = (time.perf_counter() - started) / len(context)
         phases = self._engine.timing.summary()["phases"]
@@ -222,7 +267,8 @@ class Rows:
             seconds,
             host,
             float(np.mean(context)),
-            {name: phase["median_ms"] * 1e-3 for name, phase in phases.items()},
+            watch.phases(phases, len(context)),
+            (phases["forward"]["median_ms"] + phases["sample"]["median_ms"]) * 1e-3,
         )
 
     def busy(self) -> float | None:

@@ -30,9 +30,9 @@ def derive(outcome: Outcome, path: Sequence[str], machine: Mapping[str, Any]) ->
         both = outcome.result["steps"][path[1]]
         _derive_decode(both[path[2]], start[path[2]], machine)
         if "2" in both:
-            busy = [found["device_s"] for found in both.values() if found["device_s"] is not None]
+            device = min(found["device_s"] for found in both.values())
             one, two = (both[number]["step_s"] for number in "12")
-            both["2"]["hidden"] = hidden_share(one, two, min(busy)) if busy else None
+            both["2"]["hidden"] = hidden_share(one, two, device)
 
 
 def _derive_decode(found: dict[str, Any], start: Any, machine: Mapping[str, Any]) -> None:
@@ -72,10 +72,8 @@ def told(outcome: Outcome, path: Sequence[str]) -> Iterator[str]:
         yield f"{name}: matmul {value['dtype']} {value['size']}: {rate:,.1f} TFLOP/s"
 
 
-def milliseconds(seconds: float | None) -> str:
+def milliseconds(seconds: float) -> str:
     """Three digits that count."""
-    if seconds is None:
-        return "?"
     value = seconds * 1e3
     return f"{value:.0f}" if value >= 100 else f"{value:.{1 if value >= 10 else 2}f}"
 

@@ -138,11 +138,11 @@ def _overlap(outcome: Outcome) -> Iterator[str]:
         for number, found in both.items():
             text += f" in flight {number} {milliseconds(found['step_s'])} ms,"
         found = both[max(both)]
-        busy = [f["device_s"] for f in both.values() if f["device_s"] is not None]
+        device = min(found["device_s"] for found in both.values())
         phases = found["phases_s"]
         host = " ".join(milliseconds(seconds) for seconds in phases.values())
         hidden = found.get("hidden")
-        text += f" device {milliseconds(min(busy, default=None))},"
+        text += f" device {milliseconds(device)},"
         text += f" hidden {'?' if hidden is None else f'{hidden:.0%}'}"
         yield text
         yield f"  host ms: {' '.join(phases)}: {host}"

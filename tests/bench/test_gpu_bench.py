@@ -16,7 +16,7 @@ from octavo.bench.gpu import command, parts, table
 from octavo.bench.gpu.budget import RESERVE_S, Outcome, PartError, Schedule
 from octavo.bench.gpu.child import Child
 from octavo.bench.gpu.clocks import HostClock, covered
-from octavo.bench.gpu.engines import ROOM, start_facts
+from octavo.bench.gpu.engines import ROOM, Watch, start_facts
 from octavo.bench.gpu.figures import derive, told
 from octavo.bench.gpu.floor import decode_floor, hidden_share, prompt_flops, step_bytes
 from octavo.bench.gpu.models import CONFIGS
@@ -347,9 +347,9 @@ def test_the_table_of_nothing() -> None:
     assert all(outcome.part.name in " ".join(text.split()) for outcome in outcomes)
 
 
-def steps(wall: float, device: float | None, **others: float) -> dict[str, Any]:
-    phases = {"schedule": 0.0001, "prepare": 0.0002, "forward": 0.0003, "commit": 0.0004}
-    return {"step_s": wall, "device_s": device, "kv_tokens": 10.0, "phases_s": phases, **others}
+def steps(wall: float, device: float) -> dict[str, Any]:
+    phases = {"schedule": 0.0001, "prepare": 0.0002, "launch": 0.0003, "commit": 0.0004}
+    return {"step_s": wall, "device_s": device, "kv_tokens": 10.0, "phases_s": phases}
 
 
 def test_overlap_in_the_table() -> None:
@@ -363,13 +363,41 @@ def test_overlap_in_the_table() -> None:
     assert "hidden" not in outcome.result["steps"]["32"]["1"]
     assert table.lines([outcome], {})[1:] == [
         "overlap demo batch 32: in flight 1 3.00 ms, in flight 2 2.20 ms, device 2.00, hidden 80%",
-        "  host ms: schedule prepare forward commit: 0.10 0.20 0.30 0.40",
+        "  host ms: schedule prepare launch commit: 0.10 0.20 0.30 0.40",
         "  start 9.0 s: load weights 1.5; graph bytes 0 MiB",
     ]
-    outcome.take(steps(0.002, None), ["steps", "64", "1"])
-    outcome.take(steps(0.002, None), ["steps", "64", "2"])
-    derive(outcome, ["steps", "64", "2"], {})
-    assert "device ?, hidden ?" in " ".join(table.lines([outcome], {}))
+    outcome.take(steps(0.002, 0.002), ["steps", "64", "1"])
+    assert "in flight 1 2.00 ms, device 2.00, hidden ?" in " ".join(table.lines([outcome], {}))
+    outcome.take(steps(0.002, 0.002), ["steps", "64", "2"])
+    derive(outcome, ["steps", "64", "2"], {})  # the device is busy all the time
+    assert "device 2.00, hidden ?" in " ".join(table.lines([outcome], {}))
+
+
+def test_host_phases() -> None:
+    class Executor:
+        def submit(self, plan: int) -> int:
+            return plan + 1
+
+        def sample(self, ticket: int, masks: None) -> None:
+            raise ValueError("no")
+
+        def collect(self, ticket: int) -> int:
+            return ticket
+
+    executor = Executor()
+    with Watch(executor) as watch:  # type: ignore[arg-type]
+        assert executor.submit(1) == 2
+        with pytest.raises(ValueError, match="no"):
+            executor.sample(1, None)
+    assert not vars(executor)
+    assert watch.seconds["submit"] > 0
+    assert watch.seconds["sample"] > 0
+    assert watch.seconds["collect"] == 0
+    watch.seconds = {"submit": 0.004, "sample": 0.002, "collect": 0.006}
+    own = {name: {"mean_ms": 1.0} for name in ("schedule", "prepare", "commit")}
+    assert watch.phases(own, 2) == pytest.approx(
+        {"schedule": 0.001, "prepare": 0.001, "launch": 0.002, "wait": 0.003, "commit": 0.001}
+    )
 
 
 # ---- the command ---------------------------------------------------------------------------------
