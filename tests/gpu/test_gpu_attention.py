@@ -60,12 +60,30 @@ BACKENDS = {
 }
 
 
-def check(name, spec, rows=ROWS, *, dtype=BF16, **others):
-    make = BACKENDS[name]
-    reason = _unsupported(name, spec)
-    if reason:
-        pytest.skip(reason)
-    DeviceCase(make, spec, rows, dtype=dtype, device="cuda", **others).check(TOLERANCE[dtype])
+@pytest.fixture
+def make_case(device, rehearsing):
+    """A case on the device; in a rehearsal short, and in float32, which the interpreter has."""
+
+    def make_case(make, spec, rows=ROWS, *, dtype=BF16, **others):
+        if rehearsing:
+            dtype = F32
+            if rows is ROWS:
+                rows = [(min(context, 40), min(count, 20)) for context, count in rows]
+        return DeviceCase(make, spec, rows, dtype=dtype, device=device, **others)
+
+    return make_case
+
+
+@pytest.fixture
+def check(make_case):
+    def check(name, spec, *, dtype=BF16, **others):
+        reason = _unsupported(name, spec)
+        if reason:
+            pytest.skip(reason)
+        case = make_case(BACKENDS[name], spec, dtype=dtype, **others)
+        case.check(TOLERANCE[dtype])
+
+    return check
 
 
 def _unsupported(name, spec):
@@ -90,45 +108,46 @@ def _unsupported(name, spec):
     ],
     ids=["gqa64", "mha128", "window128", "softcap256", "gqa80", "mqa96"],
 )
-def test_attention(backend, dtype, spec):
+def test_attention(check, backend, dtype, spec):
     check(backend, spec, dtype=dtype)
 
 
 @pytest.mark.parametrize("backend", ["triton", "torch", "flex"])
-def test_attention_in_float32(backend):
+def test_attention_in_float32(check, backend):
     check(backend, attention_spec(8, 2, 64, rope_dim=64), dtype=F32)
 
 
 @pytest.mark.parametrize("backend", ["triton", "flashinfer", "torch"])
 @pytest.mark.parametrize("kv_dtype", [E4M3, E5M2])
-def test_attention_over_an_fp8_cache(backend, kv_dtype):
+def test_attention_over_an_fp8_cache(check, backend, kv_dtype):
     check(backend, attention_spec(8, 2, 128, rope_dim=128), kv_dtype=kv_dtype)
 
 
 @pytest.mark.parametrize("backend", ["triton", "flashinfer", "flex"])
 @pytest.mark.parametrize("block_size", [8, 16, 32, 64, 128])
-def test_attention_in_blocks(backend, block_size):
+def test_attention_in_blocks(check, backend, block_size):
     if backend == "flex" and block_size == 8:
         pytest.skip("flex takes blocks of 16 tokens at least")
     check(backend, attention_spec(8, 2, 128), block_size=block_size)
 
 
-def test_attention_with_a_shared_prefix():
-    pytest.importorskip("flashinfer")
+def test_attention_with_a_shared_prefix(make_case, rehearsing):
     rows = [(100 + i, 1) for i in range(12)]
     spec = attention_spec(8, 2, 128)
 
     def make(context):
+        if rehearsing:
+            return triton_backend(context)
         return flashinfer_backend(context, cascade_min_rows=4, cascade_min_tokens=32)
 
-    case = DeviceCase(make, spec, rows, dtype=BF16, device="cuda")
+    case = make_case(make, spec, rows)
     blocks = case.batch.block_table_cpu[0, :5].copy()
     for row in range(2, 12):
         case.batch.block_table_cpu[row, :5] = blocks
         case.keys[row][:80], case.values[row][:80] = case.keys[0][:80], case.values[0][:80]
     case.batch.block_table.copy_(torch.from_numpy(case.batch.block_table_cpu))
     case.check(TOLERANCE[BF16])
-    assert case.backend._step.shared is not None
+    assert rehearsing or case.backend._step.shared is not None
 
 
 def shorten(case, row, tokens):
@@ -136,30 +155,16 @@ def shorten(case, row, tokens):
     context, _ = case.rows[row]
     case.rows[row] = (context - tokens, 1)
     case.keys[row], case.values[row] = (x[row][:-tokens] for x in (case.keys, case.values))
-    case.batch.seq_lens_cpu[row] -= tokens
-    case.batch.seq_lens[row] -= tokens
+    # Set, not lowered: on a CPU both are one.
+    case.batch.seq_lens_cpu[row] = case.batch.seq_lens[row] = context - tokens + 1
     position = context - tokens
     case.batch.positions[row] = position
     block = int(case.batch.block_table_cpu[row, position // case.block_size])
     case.batch.slot_mapping[row] = block * case.block_size + position % case.block_size
 
 
-@pytest.mark.parametrize("backend", ["triton", "flashinfer"])
-def test_attention_of_decodes_in_a_captured_graph(backend):
-    """Captured once, replayed with other queries and shorter rows in the same buffers."""
-    rows = [(700, 1), (0, 1), (5, 1), (130, 1)]
-    spec = attention_spec(8, 2, 128, rope_dim=128 if backend == "triton" else 0)
-
-    def make(context):
-        return BACKENDS[backend](dataclasses.replace(context, graph_batch_sizes=(2, 4)))
-
-    case = DeviceCase(make, spec, rows, dtype=BF16, device="cuda")
-    out = torch.empty(4, 8, 128, dtype=BF16, device="cuda")
-
-    def run():
-        case.backend.run(case.layer, case.q, case.k, case.v, out)
-
-    case.backend.plan(case.batch)
+def captured(run):
+    """The replay of a graph of one call."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -168,13 +173,33 @@ def test_attention_of_decodes_in_a_captured_graph(backend):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
+    return graph.replay
+
+
+@pytest.mark.parametrize("backend", ["triton", "flashinfer"])
+def test_attention_of_decodes_in_a_captured_graph(make_case, rehearsing, backend):
+    """Captured once, replayed with other queries and shorter rows in the same buffers."""
+    rows = [(700, 1), (0, 1), (5, 1), (130, 1)]
+    spec = attention_spec(8, 2, 128, rope_dim=128 if backend == "triton" else 0)
+
+    def make(context):
+        return BACKENDS[backend](dataclasses.replace(context, graph_batch_sizes=(2, 4)))
+
+    case = make_case(make, spec, rows)
+    out = torch.empty(4, 8, 128, dtype=case.dtype, device=case.device)
+
+    def run():
+        case.backend.run(case.layer, case.q, case.k, case.v, out)
+
+    case.backend.plan(case.batch)
+    replay = run if rehearsing else captured(run)
     case.q.normal_()
-    shorten(case, row=0, tokens=300)
+    shorten(case, row=0, tokens=case.rows[0][0] // 2)
     # Graphs of other sizes share buffers with this one.
     blocks = case.batch.block_table.shape[1]
-    case.backend.plan(dummy_batch(2, 1, max_blocks=blocks, device=torch.device("cuda"))[1])
+    case.backend.plan(dummy_batch(2, 1, max_blocks=blocks, device=case.device)[1])
     case.backend.plan(case.batch)
     out.zero_()
-    graph.replay()
+    replay()
     expected = case.expected()
     torch.testing.assert_close(out.double().cpu(), expected, atol=3e-2, rtol=3e-2)
