@@ -48,6 +48,14 @@ def bandwidth(device: str, sizes: list[int], clock: Clock) -> dict[str, Any]:
     return found
 
 
+def free(device: str) -> None:
+    """Give back what the measurements took."""
+    import torch
+
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
 def matmul(device: str, dtype: str, size: int, clock: Clock) -> dict[str, Any]:
     """Operations a second of a square product, a multiply-add counting two."""
     import torch

@@ -21,6 +21,7 @@ def do_facts(given: Given, device: str, tell: Tell) -> None:
     tell(measured.facts(device), "device")
     tell(measured.bandwidth(device, given["sizes"], clock), "memory")
     tell(measured.matmul(device, given["dtype"], given["size"], clock), "matmul")
+    measured.free(device)
 
 
 def do_engine(given: Given, device: str, tell: Tell) -> None:
@@ -53,7 +54,7 @@ def do_overlap(given: Given, device: str, tell: Tell) -> None:
                 for batch in given["batches"]:
                     rows.grow(batch)
                     found = rows.decode(given["warm"], given["steps"]).as_dict()
-                    busy = rows.busy()
+                    found["busy_s"] = busy = rows.busy()
                     found["device_s"] = found["computed_s"] if busy is None else busy
                     tell(found, "steps", str(batch), str(in_flight))
 

@@ -21,7 +21,6 @@ from octavo.bench.gpu.figures import derive, told
 from octavo.bench.gpu.floor import decode_floor, hidden_share, prompt_flops, step_bytes
 from octavo.bench.gpu.models import CONFIGS
 from octavo.bench.gpu.parts import Part
-from octavo.core.config.models import Choice
 from octavo.core.errors import ConfigError
 
 COMMAND = [sys.executable, "-m", "octavo", "bench", "gpu"]
@@ -209,7 +208,6 @@ PLANTED = """
 import os, socket, sys, time
 from octavo.bench.gpu import measure
 from octavo.bench.gpu.child import serve
-from octavo.core.config.models import Choice
 from octavo.core.errors import ConfigError
 
 def do_good(given, device, tell):
@@ -426,13 +424,6 @@ def test_without_a_device(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     assert "no CUDA device is here" in capsys.readouterr().err
 
 
-def options_of(kind: str, name: str) -> set[str]:
-    from octavo.core.registry import Registry
-
-    registry = Registry.discover()
-    return set(type(registry.select(kind, Choice(name=name)).options).model_fields)
-
-
 def test_a_run_on_a_cpu(tmp_path: Path) -> None:
     """Everything that a GPU would do, with a tiny model: engines, overlap, a comparison."""
     file = tmp_path / "out.json"
@@ -447,8 +438,6 @@ def test_a_run_on_a_cpu(tmp_path: Path) -> None:
     result = json.loads(file.read_text())
     found = {part["name"]: part for part in result["parts"]}
     wrong = {name: part["error"] for name, part in found.items() if part["error"]}
-    if "max_in_flight" not in options_of("executor", "local"):
-        assert "max_in_flight: unknown option" in wrong.pop("overlap tiny")
     assert not wrong
     assert found["device"]["result"]["memory"]["bytes_per_s"] > 1e6
     for name in ("tiny torch eager", "tiny flex eager", "tiny cpu eager"):
@@ -462,10 +451,9 @@ def test_a_run_on_a_cpu(tmp_path: Path) -> None:
             assert 24 * batch < step["kv_tokens"] < 48 * batch
         assert figures["prompt"]["64"]["tokens_per_s"] > 1
         assert 0 < figures["prompt"]["64"]["flops_share"] < 1
-    if "max_in_flight" in options_of("executor", "local"):
-        both = found["overlap tiny"]["result"]["steps"]
-        assert set(both) == {"2", "4"}
-        assert all(set(each) == {"1", "2"} and "hidden" in each["2"] for each in both.values())
+    both = found["overlap tiny"]["result"]["steps"]
+    assert set(both) == {"2", "4"}
+    assert all(set(each) == {"1", "2"} and "hidden" in each["2"] for each in both.values())
     comparison = found["compare attention"]["result"]["comparison"]
     assert comparison["checks"][0]["greedy"]["num_identical"] == 2
     assert "tiny flex eager: batch 4: " in done.stdout

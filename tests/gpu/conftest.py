@@ -18,7 +18,8 @@ ORDER = ("demo", "engine", "families", "ahead", "kernels", "attention")
 WIDTH = 100
 
 _results: dict[str, Counter] = defaultdict(Counter)
-_messages: dict[str, str] = {}
+_failures: dict[str, str] = {}
+_skips: dict[str, str] = {}
 _started = time.monotonic()
 
 
@@ -56,8 +57,13 @@ def pytest_collection_modifyitems(config, items):
     kept = _one_each(mine) if rehearsing else mine
     dropped = [item for item in mine if item not in kept]
     config.hook.pytest_deselected(items=dropped)
-    chosen = sorted(kept, key=lambda item: ORDER.index(item.path.stem.removeprefix("test_gpu_")))
+    chosen = sorted(kept, key=_rank)
     items[:] = [item for item in items if item not in mine] + chosen
+
+
+def _rank(item):
+    """By module; what takes long for what few use comes last."""
+    return "flex" in item.name, ORDER.index(item.path.stem.removeprefix("test_gpu_"))
 
 
 def _one_each(items):
@@ -308,14 +314,12 @@ def pytest_runtest_logreport(report):
         return
     name, _, case = report.nodeid.rpartition("::")[2].partition("[")
     _results[name][report.outcome] += 1
-    if report.outcome == "failed" and name not in _messages:
+    if report.outcome == "failed":
         crash = getattr(report.longrepr, "reprcrash", None)
         message = " ".join(crash.message.split()) if crash else ""
-        _messages[name] = f"[{case} {message}" if case else message
-    elif (
-        report.outcome == "skipped" and name not in _messages and isinstance(report.longrepr, tuple)
-    ):
-        _messages[name] = report.longrepr[2].removeprefix("Skipped: ")
+        _failures.setdefault(name, f"[{case} {message}" if case else message)
+    elif report.outcome == "skipped" and isinstance(report.longrepr, tuple):
+        _skips.setdefault(name, report.longrepr[2].removeprefix("Skipped: "))
 
 
 def pytest_unconfigure(config):
@@ -331,12 +335,14 @@ def pytest_unconfigure(config):
     total = sum(_results.values(), Counter())
     reporter.write_line("=" * WIDTH)
     for name, counts in _results.items():
-        line = f"{name:<44} {_counts(counts):<24} {_messages.get(name, '')}"
-        reporter.write_line(line[:WIDTH].rstrip())
+        why = f": {_skips[name]}" if name in _skips and not counts["passed"] else ""
+        reporter.write_line(f"{name:<50} {_counts(counts)}{why}"[:WIDTH])
+        if name in _failures:
+            reporter.write_line(f"  {_failures[name]}"[:WIDTH])
     reporter.write_line(
         f"{where}, torch {torch.__version__}: {_counts(total)}, {time.monotonic() - _started:.0f} s"
     )
 
 
 def _counts(counts):
-    return ", ".join(f"{counts[name]} {name}" for name in sorted(counts))
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()) if count)
