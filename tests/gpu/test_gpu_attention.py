@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
 from octavo.core.contracts import NoOptions, Platform
-from octavo.core.runner.dummy import dummy_batch
 from octavo.core.testing.device_attention import DeviceCase, attention_spec
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -163,6 +163,30 @@ def shorten(case, row, tokens):
     case.batch.slot_mapping[row] = block * case.block_size + position % case.block_size
 
 
+def null_rows(batch, count):
+    """A batch of decodes that read and write the null block alone, like one that is captured."""
+    device = batch.positions.device
+    starts, lengths = np.arange(count + 1, dtype=np.int32), np.ones(count, np.int32)
+    table = np.zeros((count, batch.block_table.shape[1]), np.int32)
+    zeros = torch.zeros(count, dtype=torch.int64, device=device)
+    return dataclasses.replace(
+        batch,
+        num_tokens=count,
+        num_rows=count,
+        num_decodes=count,
+        max_query_len=1,
+        max_seq_len=1,
+        query_start_loc=torch.from_numpy(starts).to(device),
+        seq_lens=torch.from_numpy(lengths).to(device),
+        block_table=torch.from_numpy(table).to(device),
+        slot_mapping=zeros,
+        positions=zeros,
+        query_start_loc_cpu=starts,
+        seq_lens_cpu=lengths,
+        block_table_cpu=table,
+    )
+
+
 def captured(run):
     """The replay of a graph of one call."""
     stream = torch.cuda.Stream()
@@ -196,8 +220,7 @@ def test_attention_of_decodes_in_a_captured_graph(make_case, rehearsing, backend
     case.q.normal_()
     shorten(case, row=0, tokens=case.rows[0][0] // 2)
     # Graphs of other sizes share buffers with this one.
-    blocks = case.batch.block_table.shape[1]
-    case.backend.plan(dummy_batch(2, 1, max_blocks=blocks, device=case.device)[1])
+    case.backend.plan(null_rows(case.batch, 2))
     case.backend.plan(case.batch)
     out.zero_()
     replay()
