@@ -14,6 +14,7 @@ from pydantic import (
     Field,
     PrivateAttr,
     SecretStr,
+    field_validator,
     model_validator,
 )
 
@@ -393,6 +394,13 @@ class ServerConfig(Section):
         default=None,
         description="Tells the model's reasoning from its answer. Without one both are content.",
     )
+
+    @field_validator("served_model_name")
+    @classmethod
+    def _names(cls, value: str | list[str] | None) -> str | list[str] | None:
+        if value is not None and not (value and all(value)):
+            raise ValueError("expected a name or a list of names, none of them empty")
+        return value
 
 
 class ObservabilityConfig(Section):

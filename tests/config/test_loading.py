@@ -124,6 +124,11 @@ MISTAKES = {
         "engine.yaml:3: observers[1]: expected a plugin's name, or a mapping with `name` and its "
         "options, got 3",
     ),
+    "an empty name": (
+        "server:\n  served_model_name: [a, '']\n",
+        "engine.yaml:2: server.served_model_name: expected a name or a list of names, none of them "
+        "empty, got ['a', '']",
+    ),
     "several": (
         "model:\n  dtype: x\nscheduler:\n  max_num_seqs: y\n",
         "engine.yaml:2: model.dtype: expected 'auto', 'float32', 'bfloat16' or 'float16', got 'x' "
