@@ -11,9 +11,10 @@ from octavo.core.errors import OctavoError
 
 RESERVE_S = 3.0
 """Kept for ending processes and printing."""
-LEAST_LIMIT_S = 60.0
+LEAST_LIMIT_S = 100.0
 PATIENCE = 3.0
-"""A part may take so many times what it was expected to."""
+"""A part may take so many times what it was expected to, and `LEAST_LIMIT_S` in any case: a library
+may compile its kernels in it."""
 
 
 class PartError(OctavoError):

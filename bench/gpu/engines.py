@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -70,11 +71,11 @@ def settle(config: dict[str, Any]) -> tuple[Resolved, Registry]:
 
 @contextmanager
 def running(resolved: Resolved, registry: Registry) -> Iterator[tuple[EngineCore, dict[str, Any]]]:
-    """An engine and its `start_facts`. Nothing of it is left on the device afterwards."""
-    import torch
-
+    """An engine and its `start_facts`. Nothing of the one before it is left on the device, once the
+    caller has let go of it."""
     from octavo.core.engine.builder import build_engine
 
+    _forget()
     free = _free_bytes()
     started = time.perf_counter()
     engine = build_engine(resolved, registry)
@@ -86,12 +87,19 @@ def running(resolved: Resolved, registry: Registry) -> Iterator[tuple[EngineCore
         yield engine, facts
     finally:
         engine.close()
-        del engine
-        # Compiled code is kept by the code object of a layer's class, for a few engines at most.
+        _forget()
+
+
+def _forget() -> None:
+    """Free what engines before have left: compiled code, which is kept by the class of a layer and
+    for a few engines at most, and memory."""
+    import torch
+
+    if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
-        gc.collect()
-        if free is not None:
-            torch.cuda.empty_cache()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _free_bytes() -> int | None:
@@ -105,7 +113,7 @@ def _free_bytes() -> int | None:
 
 def start_facts(report: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
     """What a start took, and what floors are computed from. report: the engine's. model: its
-    config.json. Bytes, seconds; `graph` has what the report says of graphs."""
+    config.json. Bytes, seconds."""
     head = model["vocab_size"] * model["hidden_size"]
     tied = bool(model.get("tie_word_embeddings"))
     each = report["weight_bytes"] / report["num_parameters"]
@@ -122,7 +130,11 @@ def start_facts(report: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str
         "num_layers": model["num_hidden_layers"],
         "attention_width": model["num_attention_heads"] * head_size,
         "activation_bytes": report["activation_bytes"],
-        "graph": {key: value for key, value in report.items() if "graph" in key},
+        "graphs": {
+            "number": report["num_graphs"],
+            "bytes": report["graph_bytes"],
+            "estimated_bytes": report["graph_bytes_estimated"],
+        },
         "chosen": chosen,
         "notes": list(report["notes"]),
     }

@@ -103,13 +103,13 @@ def start_text(value: Mapping[str, Any]) -> str:
     text = f"start {value['seconds']:.1f} s ({phases})"
     if "taken_bytes" in value:
         text += f", {value['taken_bytes'] / 2**30:.2f} GiB taken"
-    for name, figure in value["graph"].items():
-        text += f", {name} {figure_text(name, figure)}"
-    return text
+    return text + graphs_text(value)
 
 
-def figure_text(name: str, figure: Any) -> str:
-    """A figure of the startup report by the unit in its name."""
-    if isinstance(figure, int | float) and name.endswith("bytes"):
-        return f"{figure / 2**20:.0f} MiB"
-    return f"{figure:.1f}" if isinstance(figure, float) else str(figure)
+def graphs_text(start: Mapping[str, Any]) -> str:
+    """What captured graphs take; empty without any."""
+    graphs = start["graphs"]
+    if not graphs["number"]:
+        return ""
+    taken, estimated = (graphs[key] / 2**20 for key in ("bytes", "estimated_bytes"))
+    return f", {graphs['number']} graphs {taken:.0f} MiB (estimated {estimated:.0f})"

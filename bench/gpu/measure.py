@@ -43,20 +43,24 @@ def do_engine(given: Given, device: str, tell: Tell) -> None:
 def do_overlap(given: Given, device: str, tell: Tell) -> None:
     """Decoding with one step in flight and with two; given: as of an engine."""
     for in_flight in (1, 2):
-        executor = dict(given.get("executor", {}))
-        executor["kind"] = {"name": "local", "max_in_flight": in_flight}
-        with tempfile.TemporaryDirectory() as name:
-            config = engine_config({**given, "executor": executor}, device, Path(name))
-            resolved, registry = settle(config)
-            with running(resolved, registry) as (engine, facts):
-                tell(facts, "start", str(in_flight))
-                rows = Rows(engine, clock_of(device), given["context"])
-                for batch in given["batches"]:
-                    rows.grow(batch)
-                    found = rows.decode(given["warm"], given["steps"]).as_dict()
-                    found["busy_s"] = busy = rows.busy()
-                    found["device_s"] = found["computed_s"] if busy is None else busy
-                    tell(found, "steps", str(batch), str(in_flight))
+        _fly(given, device, in_flight, tell)
+
+
+def _fly(given: Given, device: str, in_flight: int, tell: Tell) -> None:
+    executor = dict(given.get("executor", {}))
+    executor["kind"] = {"name": "local", "max_in_flight": in_flight}
+    with tempfile.TemporaryDirectory() as name:
+        config = engine_config({**given, "executor": executor}, device, Path(name))
+        resolved, registry = settle(config)
+        with running(resolved, registry) as (engine, facts):
+            tell(facts, "start", str(in_flight))
+            rows = Rows(engine, clock_of(device), given["context"])
+            for batch in given["batches"]:
+                rows.grow(batch)
+                found = rows.decode(given["warm"], given["steps"]).as_dict()
+                found["busy_s"] = busy = rows.busy()
+                found["device_s"] = found["computed_s"] if busy is None else busy
+                tell(found, "steps", str(batch), str(in_flight))
 
 
 def do_compare(given: Given, device: str, tell: Tell) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from octavo.bench.gpu.budget import Outcome
-from octavo.bench.gpu.figures import figure_text, milliseconds
+from octavo.bench.gpu.figures import graphs_text, milliseconds
 
 WIDTH = 100
 METRICS = {"output_tokens_per_s": "tokens/s", "ttft_p50": "ttft p50", "itl_p50": "itl p50"}
@@ -159,11 +159,7 @@ def _wrapped(text: str) -> list[str]:
 
 def _start(name: str, start: Mapping[str, Any]) -> str:
     phases = ", ".join(f"{phase} {seconds:.1f}" for phase, seconds in start["phases"].items())
-    text = f"  start {start['seconds']:.1f} s: {phases}"
-    for key, figure in start["graph"].items():
-        if isinstance(figure, int | float):
-            text += f"; {key.replace('_', ' ')} {figure_text(key, figure)}"
-    return text
+    return f"  start {start['seconds']:.1f} s: {phases}{graphs_text(start)}"
 
 
 def _comparison(outcome: Outcome) -> Iterator[str]:

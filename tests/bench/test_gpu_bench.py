@@ -35,7 +35,9 @@ REPORT = {
     "kv_bytes": 6400,
     "num_blocks": 10,
     "block_size": 16,
-    "graph_bytes": 77,
+    "num_graphs": 35,
+    "graph_bytes": 77 * 2**20,
+    "graph_bytes_estimated": 80 * 2**20,
     "plugins": [{"kind": "graph_runner", "name": "eager"}],
     "notes": (),
 }
@@ -50,7 +52,11 @@ def test_what_a_step_must_read() -> None:
     tied = start_facts(REPORT, {**MODEL, "tie_word_embeddings": True})
     assert step_bytes(tied, 0.5) == 2000 + 20
     assert decode_floor(5840, 2e6) == pytest.approx(0.00292)
-    assert start["graph"] == {"graph_bytes": 77}
+    assert start["graphs"] == {
+        "number": 35,
+        "bytes": 77 * 2**20,
+        "estimated_bytes": 80 * 2**20,
+    }
     assert start["chosen"] == {"graph_runner": "eager"}
 
 
@@ -142,7 +148,7 @@ def test_parts_that_do_not_fit_are_skipped_and_later_ones_may_fit() -> None:
     assert [outcome.status for outcome in outcomes] == ["done", "done", "skipped", "done"]
     assert outcomes[2].error == "30 s of 17 s left"
     assert [name for name, _ in done] == ["part 0", "part 1", "part 3"]
-    assert [limit for _, limit in done] == [90, 67, 17]
+    assert [limit for _, limit in done] == [97, 67, 17]
     assert [outcome.seconds for outcome in outcomes] == [30, 50, 0, 10]
 
 
@@ -362,7 +368,7 @@ def test_overlap_in_the_table() -> None:
     assert table.lines([outcome], {})[1:] == [
         "overlap demo batch 32: in flight 1 3.00 ms, in flight 2 2.20 ms, device 2.00, hidden 80%",
         "  host ms: schedule prepare launch commit: 0.10 0.20 0.30 0.40",
-        "  start 9.0 s: load weights 1.5; graph bytes 0 MiB",
+        "  start 9.0 s: load weights 1.5, 35 graphs 77 MiB (estimated 80)",
     ]
     outcome.take(steps(0.002, 0.002), ["steps", "64", "1"])
     assert "in flight 1 2.00 ms, device 2.00, hidden ?" in " ".join(table.lines([outcome], {}))
@@ -443,20 +449,20 @@ def test_a_run_on_a_cpu(tmp_path: Path) -> None:
     for name in ("tiny torch eager", "tiny flex eager", "tiny cpu eager"):
         figures = found[name]["result"]
         assert figures["start"]["chosen"]["attention_backend"] == name.split()[1]
-        for batch in (1, 2, 4):
+        for batch in (1,) if "flex" in name else (1, 2, 4):
             step = figures["decode"][str(batch)]
             assert 0 < step["floor_s"] < step["step_s"]
             assert len(step["steps_s"]) == 4
             # 24 tokens and those since: more for the first rows
             assert 24 * batch < step["kv_tokens"] < 48 * batch
-        assert figures["prompt"]["64"]["tokens_per_s"] > 1
-        assert 0 < figures["prompt"]["64"]["flops_share"] < 1
+        assert figures["prompt"]["32"]["tokens_per_s"] > 1
+        assert 0 < figures["prompt"]["32"]["flops_share"] < 1
     both = found["overlap tiny"]["result"]["steps"]
     assert set(both) == {"2", "4"}
     assert all(set(each) == {"1", "2"} and "hidden" in each["2"] for each in both.values())
     comparison = found["compare attention"]["result"]["comparison"]
     assert comparison["checks"][0]["greedy"]["num_identical"] == 2
-    assert "tiny flex eager: batch 4: " in done.stdout
+    assert "tiny flex eager: batch 1: " in done.stdout
     last = done.stdout.partition("=" * table.WIDTH)[2].splitlines()
     assert any(line.startswith("tiny cpu eager ") for line in last)
     assert any("greedy outputs 2 of 2 equal" in line for line in last)
@@ -473,7 +479,7 @@ def test_ctrl_c_prints_what_there_is(tmp_path: Path) -> None:
     with process:
         assert process.stdout is not None
         for line in process.stdout:
-            if "flex eager: batch 1" in line:
+            if "flex eager: start" in line:
                 process.send_signal(signal.SIGINT)
                 break
         rest = process.stdout.read()
