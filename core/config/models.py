@@ -187,8 +187,9 @@ class KVCacheConfig(Section):
         default=0.9,
         gt=0,
         le=1,
-        description="Fraction of the device's memory that weights, activations and pool may take "
-        "together. On a CPU the pool is bounded further, see docs/configuration.md.",
+        description="Fraction of the device's memory that weights, activations, captured graphs "
+        "and pool may take together, what other processes hold counting too. On a CPU the pool is "
+        "bounded further, see docs/configuration.md.",
     )
     memory_bytes: int | None = Field(
         default=None, gt=0, description="Size of the pool in bytes, instead of by profiling."

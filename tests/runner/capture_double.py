@@ -27,6 +27,7 @@ class FakeDevice:
         self.memory, self.fails_at, self.watch = memory, fails_at, watch
         self.captures: list[FakeCapture] = []
         self.num_captures = self.num_replays = 0
+        self.capturing = False
 
     def make_capture(self) -> FakeCapture:
         self.captures.append(FakeCapture(self))
@@ -47,6 +48,14 @@ class FakeCapture:
         if device.fails_at is not None and len(self.graphs) == device.fails_at:
             raise Refused("operation not permitted when stream is capturing")
         device.num_captures += 1
+        device.capturing = True
+        try:
+            return self._record(run)
+        finally:
+            device.capturing = False
+
+    def _record(self, run):
+        device = self.device
         outputs: list[torch.Tensor] = []
         waits = synchronisations(lambda: outputs.append(run())) if device.watch else []
         if not device.watch:

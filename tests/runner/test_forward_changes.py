@@ -230,6 +230,29 @@ def test_a_change_in_the_middle_of_requests(engine):
     assert tokens[0] == tokens[1]
 
 
+def test_the_report_names_who_cannot_be_captured(engine):
+    captured = Captured()
+
+    class Waits(Capturable):
+        def run(self, layer, q, k, v, out):
+            if captured.device.capturing:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            super().run(layer, q, k, v, out)
+
+    backend = ("attention_backend", Provider(name="waits", factory=Waits))
+    common = {**PLAIN, "attention": {"backend": "waits"}}
+    made = engine("captured", common, [*captured.objects(), backend])
+    (note,) = [note for note in made.report.notes if "capture" in note]
+    assert note.startswith(
+        "graph runner cuda_graph could not capture a batch of 8 rows (model decoder, attention "
+        "waits) and stops there, so that every pass runs by `compile`: RuntimeError: operation not"
+    )
+    assert "(raised in attention_backend 'waits' (" in note
+    assert any(line == f"note       {note}" for line in made.report.lines())
+    assert made.report.num_graphs == 0
+    assert generate(made, make_requests()) == generate(engine("eager", PLAIN), make_requests())
+
+
 def test_nothing_is_made_anew_while_nothing_changes(engine):
     captured = Captured()
     common = {**PLAIN, "attention": {"backend": "capturable"}}
