@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-ORDER = ("demo", "engine", "families", "ahead", "kernels", "attention")
+ORDER = ("demo", "engine", "families", "ahead", "memory", "kernels", "attention")
 """Modules, what users meet first: time may run out."""
 WIDTH = 100
 
