@@ -119,8 +119,9 @@ async def _refuse(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     """Starlette's own 404 and 405, as error objects."""
     assert isinstance(error, HTTPException), "registered for HTTPException"
-    what = f"{request.method} {request.url.path}"
-    messages = {404: f"no such route: {what}", 405: f"method not allowed: {what}"}
+    path = request.url.path
+    what = f"{request.method} {path}"
+    messages = {404: f"no such route: {what}{_meant(path)}", 405: f"method not allowed: {what}"}
     refusal = ApiError(
         messages.get(error.status_code, error.detail),
         status=error.status_code,
@@ -128,6 +129,14 @@ async def _http_error(request: Request, error: Exception) -> Response:
         headers=error.headers,
     )
     return await _refuse(request, refusal)
+
+
+def _meant(path: str) -> str:
+    """A hint, where only the `/v1` of a client's base URL is missing or there twice."""
+    for other in (f"/v1{path}", path.removeprefix("/v1")):
+        if any(operation.path == other for operation in OPERATIONS):
+            return f"; there is {other}"
+    return ""
 
 
 async def _client_gone(request: Request, error: Exception) -> Response:

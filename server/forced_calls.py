@@ -45,13 +45,15 @@ def forced_grammar(
 
 
 def required_schema(tools: Sequence[Tool], *, parallel: bool) -> dict[str, Any]:
-    """JSON schema of one call or more. Each tool's schema is a definition of its own."""
+    """JSON schema of one call or more. Each tool's schema is a definition of its own, under the
+    tool's name, so that errors tell it."""
     definitions: dict[str, Any] = {}
     calls: list[dict[str, Any]] = []
-    for index, tool in enumerate(tools):
-        place = f"#/$defs/t{index}"
+    for tool in tools:
+        name = tool.function.name
+        place = f"#/$defs/{name}"
         try:
-            definitions[f"t{index}"] = _moved(arguments_schema(tool), place)
+            definitions[name] = _moved(arguments_schema(tool), place)
         except RecursionError:
             raise ApiError(
                 "tools: a schema is nested too deep", param="tools", code="invalid_value"
@@ -60,7 +62,7 @@ def required_schema(tools: Sequence[Tool], *, parallel: bool) -> dict[str, Any]:
             {
                 "type": "object",
                 "properties": {
-                    "name": {"type": "string", "enum": [tool.function.name]},
+                    "name": {"type": "string", "enum": [name]},
                     "parameters": {"$ref": place},
                 },
                 "required": ["name", "parameters"],

@@ -101,7 +101,9 @@ async def models(request: Request) -> Response:
 
 
 async def model(request: Request) -> Response:
-    """One model's card."""
+    """One model's card; all of them, like /v1/models, where a slash ends the path."""
+    if not request.path_params["model"]:
+        return await models(request)
     state = _state(request)
     name = state.model_name(request.path_params["model"])
     card = next(card for card in state.models().data if card.id == name)

@@ -369,5 +369,5 @@ def test_references_of_forced_tools_stay_in_their_tool(engine):
     assert accepts(made, call("tree", {**leaf, "left": {**leaf, "left": leaf}}))
     assert accepts(made, call("pair", {"a": None, "b": None}))
     assert not accepts(made, call("tree", {**leaf, "left": []}))
-    assert not accepts(made, call("tree", {"kind": "#/$defs/t0/$defs/Kind"}))
+    assert not accepts(made, call("tree", {"kind": "#/$defs/tree/$defs/Kind"}))
     assert not accepts(made, call("pair", {"a": None, "b": 1}))

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 pytest.importorskip("xgrammar")
 
+CHAT = "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -118,6 +119,18 @@ def test_a_bad_grammar_is_a_400_before_the_answer_begins(real_server, body, para
     assert words in error["message"]
     assert error["type"] == "invalid_request_error"
     real_server.check_control()
+
+
+def test_a_bad_schema_of_a_tool_is_told_by_its_name(real_server):
+    def tool(name, **parameters):
+        return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+    tools = [tool("a.good-one:x", type="object"), tool("bad", type="strange")]
+    body = {"messages": HI, "tool_choice": "required", "max_tokens": 4}
+    assert real_server.client.post(CHAT, json=body | {"tools": tools[:1]}).status_code == 200
+    error = real_server.client.post(CHAT, json=body | {"tools": tools}).json()["error"]
+    assert error["param"] == "tools"
+    assert error["message"].startswith("tools: json: #/$defs/bad: 'type' must be one of")
 
 
 def test_a_refused_grammar_counts_as_no_request(real_server):

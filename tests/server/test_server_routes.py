@@ -80,6 +80,26 @@ def test_models(connect, fake):
             card = (await client.get("/v1/models/alias")).json()
             assert card == models["data"][1]
             assert (await client.get("/v1/models/a/b")).status_code == 404
+            assert (await client.get("/v1/models/")).json() == models
+
+    run(go())
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/chat/completions", "/chat/completions; there is /v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/v1/chat/completions; there is /v1/chat/completions"),
+        ("/v1/tokenize", "/v1/tokenize; there is /tokenize"),
+        ("/v1/embeddings", "/v1/embeddings"),
+    ],
+)
+def test_a_wrong_base_url_is_told(connect, fake, path, hint):
+    async def go():
+        async with connect(fake) as client:
+            response = await client.post(path, json={})
+            assert response.status_code == 404
+            assert response.json()["error"]["message"] == f"no such route: POST {hint}"
 
     run(go())
 

@@ -329,10 +329,10 @@ def test_grammars_of_forced_calls(connect, fakes):
     calls = many["items"]["anyOf"]
     assert [call["properties"]["name"]["enum"] for call in calls] == [["get_weather"], ["r"]]
     places = [call["properties"]["parameters"] for call in calls]
-    assert places == [{"$ref": "#/$defs/t0"}, {"$ref": "#/$defs/t1"}]
-    moved = {"type": "object", "properties": {"x": {"$ref": "#/$defs/t1/$defs/X"}}}
-    assert many["$defs"]["t0"] == TOOLS[0]["function"]["parameters"]
-    assert many["$defs"]["t1"] == moved | {"$defs": {"X": {}}}
+    assert places == [{"$ref": "#/$defs/get_weather"}, {"$ref": "#/$defs/r"}]
+    moved = {"type": "object", "properties": {"x": {"$ref": "#/$defs/r/$defs/X"}}}
+    assert many["$defs"]["get_weather"] == TOOLS[0]["function"]["parameters"]
+    assert many["$defs"]["r"] == moved | {"$defs": {"X": {}}}
     assert named == TOOLS[0]["function"]["parameters"]
     assert bare == {"type": "object", "properties": {}, "additionalProperties": False}
 
