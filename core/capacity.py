@@ -32,10 +32,10 @@ def shares(memory: DeviceMemory) -> Iterator[tuple[str, int, str]]:
 
 
 def breakdown(memory: DeviceMemory) -> str:
-    """`0.9 of 79.10 GiB are 71.19 GiB; 14.96 GiB for weights, ...`, without what takes nothing."""
+    """`0.9 of 79.10 GiB are 71.19 GiB: 14.96 GiB for weights, ...`, without what takes nothing."""
     taken = ", ".join(f"{size(count)} for {what}" for what, count, _ in shares(memory) if count)
     allowed = size(int(memory.total * memory.utilization))
-    return f"{memory.utilization:g} of {size(memory.total)} are {allowed}; {taken} of them"
+    return f"{memory.utilization:.3g} of {size(memory.total)} are {allowed}: {taken or 'all free'}"
 
 
 def no_room(memory: DeviceMemory, needed: int) -> str:

@@ -142,6 +142,7 @@ def _build(
         num_graphs=warm.num_graphs,
         graph_bytes=warm.graph_bytes,
         graph_bytes_estimated=worker.graph_bytes,
+        memory=worker.memory,
     )
 
     def make_policy(choice: Any) -> SchedulerPolicy:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from octavo.core.capacity import size
+from octavo.core.capacity import breakdown, size
+from octavo.core.contracts.executor import DeviceMemory
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class PluginChoice:
 class StartupReport:
     """Sizes are bytes unless named otherwise; phases are seconds. max_sequence_tokens: most tokens
     of one sequence, by max_model_len and by the KV pool. num_graphs: captured passes, which took
-    graph_bytes, as measured; graph_bytes_estimated were left for them."""
+    graph_bytes, as measured; graph_bytes_estimated were left for them. memory: see
+    `WorkerReport`."""
 
     source: str
     architecture: str
@@ -50,6 +52,7 @@ class StartupReport:
     num_graphs: int = 0
     graph_bytes: int = 0
     graph_bytes_estimated: int = 0
+    memory: DeviceMemory | None = None
 
     @property
     def kv_tokens(self) -> int:
@@ -77,13 +80,16 @@ class StartupReport:
         ]
         return [f"host       {'; '.join(pools)}"] if pools else []
 
-    def _graph_lines(self) -> list[str]:
-        if not (self.num_graphs or self.graph_bytes_estimated):
-            return []
-        return [
-            f"graphs     {self.num_graphs} captured, {size(self.graph_bytes)}"
-            f" (estimated {size(self.graph_bytes_estimated)})"
-        ]
+    def _device_lines(self) -> list[str]:
+        out = []
+        if self.memory is not None:
+            out.append(f"memory     {breakdown(self.memory)}")
+        if self.num_graphs or self.graph_bytes_estimated:
+            out.append(
+                f"graphs     {self.num_graphs} captured, {size(self.graph_bytes)}"
+                f" (estimated {size(self.graph_bytes_estimated)})"
+            )
+        return out
 
     def lines(self) -> list[str]:
         """For people."""
@@ -98,7 +104,7 @@ class StartupReport:
             f" {self.concurrency:.1f} sequences of max_model_len {self.max_model_len} at once"
             f" ({self.pool_reason})",
             *self._host_lines(),
-            *self._graph_lines(),
+            *self._device_lines(),
             f"budgets    max_num_seqs {self.max_num_seqs}, max_num_batched_tokens"
             f" {self.max_num_batched_tokens} ({self.budget_reason})",
         ]

@@ -35,7 +35,7 @@ from octavo.core.runner.kv_setup import (
 )
 from octavo.core.runner.logprobs import PendingPromptLogprobs, PromptLogprobsCollector
 from octavo.core.runner.mirror import Mirror
-from octavo.core.runner.out_of_memory import out_of_memory
+from octavo.core.runner.out_of_memory import Phase, out_of_memory
 from octavo.core.runner.parts import RunnerParts, RunnerSettings
 from octavo.core.runner.probe_plan import probe_plan
 from octavo.core.runner.processors import ProcessorSet
@@ -46,14 +46,6 @@ from octavo.core.runner.transfer import Fence
 from octavo.core.runner.upload import upload
 
 _SUPPORT = ("none", "decode", "all")
-_LOADING_HELPS = "model.quantization, model.dtype, or a smaller model"
-_MEASURING_HELPS = (
-    "scheduler.max_num_batched_tokens, scheduler.max_num_seqs, model.quantization, model.dtype"
-)
-_POOL_HELPS = (
-    "kv_cache.memory_utilization, kv_cache.memory_bytes or kv_cache.num_blocks (less of them), and "
-    "preemption.swap_space and kv_cache.host_cache_bytes where the host's memory is short"
-)
 
 
 @dataclass(slots=True)
@@ -104,8 +96,7 @@ class ModelRunner(Worker):
         settings = self.settings
         if settings.num_threads is not None and settings.device.type == "cpu":
             torch.set_num_threads(settings.num_threads)
-        loading = out_of_memory("loading the weights", _LOADING_HELPS, settings.device)
-        with loading:
+        with out_of_memory(Phase.WEIGHTS, settings.device):
             with _timed(phases, "build model"):
                 self.model = self._parts.model(self._attention.register)
             with _timed(phases, "load weights"):
@@ -209,8 +200,7 @@ class ModelRunner(Worker):
         rows = -(-largest // settings.max_model_len)
         blocks = rows * -(-settings.max_model_len // settings.block_size) + 1
         blocks = min(blocks, largest // settings.block_size + rows + 1)
-        doing = f"measuring a step of {largest:,} tokens"
-        with out_of_memory(doing, _MEASURING_HELPS, settings.device):
+        with out_of_memory(Phase.STEP, settings.device, f" of {largest:,} tokens"):
             self._set_pool(blocks)
             phases.update(self._graph_runner.compile())
             with _timed(phases, "profile"):
@@ -266,7 +256,7 @@ class ModelRunner(Worker):
                 f"the KV pool needs at least 2 blocks (one is the null block), got {num_blocks}",
                 path="kv_cache.num_blocks",
             )
-        with out_of_memory("making the KV cache", _POOL_HELPS, self.settings.device):
+        with out_of_memory(Phase.POOL, self.settings.device):
             self._set_pool(num_blocks, num_host_blocks, self.settings.poison)
             phases = self._graph_runner.warm_up()
         assert self.pool is not None, "it was just made"

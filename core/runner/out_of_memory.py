@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 
 import torch
 
@@ -17,10 +18,24 @@ _TEXTS = ("out of memory", "can't allocate memory")
 """In what torch raises for a device, and for a CPU."""
 
 
+class Phase(Enum):
+    """A part of the start, and the keys of the configuration that make it need less."""
+
+    WEIGHTS = "loading the weights", "model.quantization, model.dtype, or a smaller model"
+    STEP = (
+        "measuring a step",
+        "scheduler.max_num_batched_tokens, scheduler.max_num_seqs, model.quantization, model.dtype",
+    )
+    POOL = (
+        "making the KV cache",
+        "less of kv_cache.memory_utilization, kv_cache.memory_bytes or kv_cache.num_blocks; where "
+        "the host's memory is short, of preemption.swap_space and kv_cache.host_cache_bytes",
+    )
+
+
 @contextmanager
-def out_of_memory(doing: str, helps: str, device: torch.device) -> Iterator[None]:
-    """An allocation that fails inside becomes a `CapacityError`. doing: what is being done. helps:
-    keys of the configuration that make it need less."""
+def out_of_memory(phase: Phase, device: torch.device, of: str = "") -> Iterator[None]:
+    """An allocation that fails inside becomes a `CapacityError`. of: how large the thing is."""
     try:
         yield
     except RuntimeError as error:
@@ -29,9 +44,10 @@ def out_of_memory(doing: str, helps: str, device: torch.device) -> Iterator[None
             part in text.lower() for part in _TEXTS
         ):
             raise
+        doing, helps = phase.value
         raise CapacityError(
-            f"out of memory while {doing}: {_asked(text)}{_there(device)}. What helps: {helps}; "
-            "`octavo plan MODEL` tells beforehand what a model needs"
+            f"out of memory while {doing}{of}: {_asked(text)}{_there(device)}. What helps: "
+            f"{helps}; `octavo plan MODEL` tells beforehand what a model needs"
         ) from error
 
 

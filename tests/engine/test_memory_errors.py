@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from octavo.core.capacity import breakdown, no_room, size
@@ -10,6 +11,7 @@ from octavo.core.config.resolve import resolve
 from octavo.core.contracts.executor import DeviceMemory, WarmUp, WorkerReport
 from octavo.core.contracts.model import KVSpec
 from octavo.core.engine.builder import build_engine
+from octavo.core.engine.report import StartupReport
 from octavo.core.errors import CapacityError
 from octavo.core.registry import Registry
 from octavo.core.testing.instant_executor import InstantExecutor
@@ -24,9 +26,9 @@ def test_sizes_add_up():
     assert memory.taken == 22 * GIB
     assert memory.pool == 50 * GIB
     assert breakdown(memory) == (
-        "0.9 of 80.00 GiB are 72.00 GiB; 15.00 GiB for weights, 2.00 GiB for activations, 1.00 GiB "
+        "0.9 of 80.00 GiB are 72.00 GiB: 15.00 GiB for weights, 2.00 GiB for activations, 1.00 GiB "
         "for captured graphs, 1.00 GiB for the worker's buffers, 3.00 GiB for other processes and "
-        "the driver of them"
+        "the driver"
     )
     assert DeviceMemory(80 * GIB, 0.5, 41 * GIB, 0).pool == 0
 
@@ -34,8 +36,8 @@ def test_sizes_add_up():
 def test_what_helps_begins_with_the_largest_part():
     text = no_room(DeviceMemory(16 * GIB, 0.9, 4 * GIB, GIB, 0, 0, 10 * GIB), 2**20)
     assert text == (
-        "no memory is left for the KV cache: 0.9 of 16.00 GiB are 14.40 GiB; 4.00 GiB for weights, "
-        "1.00 GiB for activations, 10.00 GiB for other processes and the driver of them; 1 MiB are "
+        "no memory is left for the KV cache: 0.9 of 16.00 GiB are 14.40 GiB: 4.00 GiB for weights, "
+        "1.00 GiB for activations, 10.00 GiB for other processes and the driver; 1 MiB are "
         "needed and 0 B available, 615 MiB too little, so that no context fits. What helps: ending "
         "other processes, model.quantization or model.dtype, scheduler.max_num_batched_tokens or "
         "scheduler.max_num_seqs, kv_cache.memory_utilization"
@@ -112,7 +114,7 @@ def test_on_a_device_the_sum_is_broken_down(start):
     with pytest.raises(CapacityError) as caught:
         start(memory, model={"max_model_len": 200})
     text = str(caught.value)
-    assert "longest context that fits is 96 tokens (0.5 of 98 KiB are 49 KiB; 20 KiB for w" in text
+    assert "longest context that fits is 96 tokens (0.5 of 98 KiB are 49 KiB: 20 KiB for w" in text
     assert "5 KiB for captured graphs" in text
     assert "raise kv_cache.memory_utilization, or make" in text
 
@@ -146,12 +148,16 @@ def test_graphs_and_phases_are_in_the_report(start):
     report = start(memory, warm=warm)
     text = "\n".join(report.lines())
     assert "graphs     7 captured, 2 MiB (estimated 3 MiB)" in text
+    assert f"memory     {breakdown(memory)}" in text
     assert "capture 1.25 s" in text
     assert "note       a capture failed" in text
     assert {"kv cache", "capture"} <= report.phases.keys()
     assert report.as_dict()["graph_bytes_estimated"] == 3 * 2**20
+    assert report.as_dict()["memory"]["graphs"] == 3 * 2**20
+    sent = msgspec.msgpack.encode(report)  # to the command that started the engine
+    assert msgspec.msgpack.decode(sent, type=StartupReport) == report
     quiet = start()
-    assert not any(line.startswith("graphs") for line in quiet.lines())
+    assert not any(line.startswith(("graphs", "memory")) for line in quiet.lines())
     assert report.kv_bytes <= memory.pool
 
 

@@ -8,7 +8,7 @@ import torch
 from octavo.core.errors import CapacityError
 from octavo.core.runner import profile
 from octavo.core.runner.kv_setup import kv_budget
-from octavo.core.runner.out_of_memory import out_of_memory
+from octavo.core.runner.out_of_memory import Phase, out_of_memory
 from octavo.core.runner.parts import RunnerSettings
 
 GIB = 2**30
@@ -100,7 +100,7 @@ def test_out_of_memory_on_a_device(monkeypatch):
     FakeCuda(monkeypatch, other=60 * GIB, reserved=19 * GIB)
     with (
         pytest.raises(CapacityError) as caught,
-        out_of_memory("loading the weights", "model.dtype", CUDA),
+        out_of_memory(Phase.WEIGHTS, CUDA),
     ):
         raise torch.OutOfMemoryError(
             "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 80 GiB"
@@ -108,22 +108,23 @@ def test_out_of_memory_on_a_device(monkeypatch):
     assert str(caught.value) == (
         "out of memory while loading the weights: 2.50 GiB more were needed, and 1.00 GiB of 80.00 "
         "GiB are free on cuda:0, where this process holds 19.00 GiB and other processes and the "
-        "driver 60.00 GiB. What helps: model.dtype; `octavo plan MODEL` tells beforehand what a "
-        "model needs"
+        "driver 60.00 GiB. What helps: model.quantization, model.dtype, or a smaller model; "
+        "`octavo plan MODEL` tells beforehand what a model needs"
     )
     assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
 
 
 def test_out_of_memory_of_this_machine():
-    text = (
-        r"x: 32768\.00 GiB more were needed, and \S+ \S+ are free on this machine\. What helps: y"
-    )
-    with pytest.raises(CapacityError, match=text), out_of_memory("x", "y", torch.device("cpu")):
+    text = r"cache X: 32768\.00 GiB more were needed, and \S+ \S+ are free on this machine\. What"
+    with (
+        pytest.raises(CapacityError, match=text),
+        out_of_memory(Phase.POOL, torch.device("cpu"), " X"),
+    ):
         torch.empty(2**45, dtype=torch.uint8)
 
 
 def test_other_errors_are_left_alone():
-    with pytest.raises(RuntimeError, match="shapes"), out_of_memory("x", "y", CUDA):
+    with pytest.raises(RuntimeError, match="shapes"), out_of_memory(Phase.STEP, CUDA):
         raise RuntimeError("shapes differ")
 
 
