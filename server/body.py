@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import Request
 
 from octavo.server.errors import ApiError
-from octavo.server.large_body import LARGE, apart, decode_large
+from octavo.server.large_body import LARGE, Threads, decode_large
 
 T = TypeVar("T")
 
@@ -29,13 +29,13 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     return await _read(request, max_bytes)
 
 
-async def parsed(data: bytes, parse: Callable[[dict[str, Any]], T]) -> T:
+async def parsed(threads: Threads, data: bytes, parse: Callable[[dict[str, Any]], T]) -> T:
     """What `parse` makes of a body, which must be one JSON object. A large one holds up nobody
     else.
 
     Raises `ApiError` 400 for anything else (NaN, lone surrogates and deep nesting included).
     """
-    return await apart(len(data) >= LARGE, lambda: parse(parse_object(data)))
+    return await threads.if_large(len(data) >= LARGE, lambda: parse(parse_object(data)))
 
 
 def _check_type(request: Request) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 
 from octavo.core.contracts.tool_parser import Text
@@ -11,7 +10,7 @@ from octavo.server.answer import Answer, AnswerReader, Arguments, Begin, Event, 
 from octavo.server.endpoint import DataEvents, has_more
 from octavo.server.engine import Choice, Output, TokenLogprob
 from octavo.server.generation import Job, Prompt, hides_last
-from octavo.server.large_body import MANY_MESSAGES, apart
+from octavo.server.large_body import MANY_MESSAGES
 from octavo.server.protocol.chat import (
     CalledFunction,
     ChatChoice,
@@ -66,14 +65,11 @@ async def render(state: ServerState, body: TemplateFields) -> Prompt:
     """The prompt that the chat template makes of a conversation."""
     trusted = state.config.server.trust_request_chat_template
     arguments = body.template_arguments(trust_template=trusted)
-    messages = await apart(
+    messages = await state.threads.if_large(
         len(body.messages) > MANY_MESSAGES, lambda: [each.for_template() for each in body.messages]
     )
     text = await state.chats.render(messages, arguments)
-    token_ids = await asyncio.to_thread(
-        state.llm.inputs.encode, text, add_special_tokens=body.add_special_tokens
-    )
-    return Prompt(token_ids, text)
+    return Prompt(await state.encode(text, add_special_tokens=body.add_special_tokens), text)
 
 
 class ChatWriter(DataEvents):

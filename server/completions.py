@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.server.endpoint import DataEvents, has_more
 from octavo.server.engine import Choice, Output, TokenLogprob
 from octavo.server.generation import Job, Prompt
+from octavo.server.large_body import LARGE
 from octavo.server.protocol.common import Usage
 from octavo.server.protocol.completions import (
     CompletionChoice,
@@ -40,7 +40,9 @@ class Completions:
                 return Prompt(given, None)
             return Prompt(encode(given, add_special_tokens=body.add_special_tokens), given)
 
-        return await asyncio.to_thread(lambda: [prompt(given) for given in body.prompts])
+        prompts = body.prompts
+        large = sum(map(len, prompts)) >= LARGE
+        return await state.threads.run(large, lambda: [prompt(given) for given in prompts])
 
     def writer(self, state: ServerState, job: Job) -> CompletionWriter:
         return CompletionWriter(state, job)

@@ -19,7 +19,7 @@ from octavo.server.engine import Choice, Output
 from octavo.server.errors import ApiError, from_exception
 from octavo.server.generation import Job, Limits, Prompt, Run
 from octavo.server.joined import Joined
-from octavo.server.large_body import MANY_IDS, apart
+from octavo.server.large_body import MANY_IDS
 from octavo.server.protocol.common import Response, Usage, parse
 from octavo.server.protocol.sampling import SamplingRequest
 from octavo.server.request_log import log_request
@@ -111,7 +111,9 @@ class Handler(Generic[B]):
         data = await read_body(request, config.max_body_bytes)
         arrived = time.perf_counter()
         kind, refuse = self._endpoint.request, config.unknown_parameters == "refuse"
-        body, ignored = await parsed(data, lambda found: parse(kind, found, refuse_unknown=refuse))
+        body, ignored = await parsed(
+            state.threads, data, lambda found: parse(kind, found, refuse_unknown=refuse)
+        )
         state.warn_ignored(ignored)
         headers = {"x-octavo-ignored-parameters": names_header(ignored)} if ignored else {}
         model = state.model_name(body.model)
@@ -142,7 +144,7 @@ class Handler(Generic[B]):
         llm = state.llm
         limits = Limits(llm.max_model_len, llm.max_sequence_tokens, llm.inputs.vocab_size)
         many = sum(len(prompt.token_ids) for prompt in prompts) > MANY_IDS
-        await apart(many, lambda: job.settle(prompts, params, limits))
+        await state.threads.if_large(many, lambda: job.settle(prompts, params, limits))
         return job
 
     async def _answer(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -39,10 +40,29 @@ _between = re.compile(rb"\s*(?:,\s*)?")
 _inside = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 
 
-async def apart(large: bool, work: Callable[[], T]) -> T:
-    """The result of `work`, in a thread where that may take long. The work must come back to
-    Python every few milliseconds, as code in C keeps the lock."""
-    return await asyncio.to_thread(work) if large else work()
+class Threads:
+    """Where an API process does what would hold up its event loop. The large has few threads of
+    its own, so that the small need not wait for it. The work must come back to Python every few
+    milliseconds, as code in C keeps the lock, or give that up as tokenizers do."""
+
+    LARGE = 2
+
+    def __init__(self) -> None:
+        self._large = ThreadPoolExecutor(self.LARGE, "octavo-large")
+
+    async def if_large(self, large: bool, work: Callable[[], T]) -> T:
+        """The result of `work`; what is not large is done at once."""
+        return await self.run(large, work) if large else work()
+
+    async def run(self, large: bool, work: Callable[[], T]) -> T:
+        """The result of `work`, done in a thread in any case."""
+        if not large:
+            return await asyncio.to_thread(work)
+        return await asyncio.get_running_loop().run_in_executor(self._large, work)
+
+    def close(self) -> None:
+        """What has not begun never will."""
+        self._large.shutdown(wait=False, cancel_futures=True)
 
 
 def decode_large(data: bytes) -> dict[str, Any]:

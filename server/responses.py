@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterable, Mapping
 
@@ -11,7 +10,7 @@ from octavo.server.answer import AnswerReader, Plan
 from octavo.server.engine import Choice, Output
 from octavo.server.errors import ApiError
 from octavo.server.generation import Job, Prompt, hides_last
-from octavo.server.large_body import MANY_MESSAGES, apart
+from octavo.server.large_body import MANY_MESSAGES
 from octavo.server.protocol.chat import TokenLogprob
 from octavo.server.protocol.common import Usage
 from octavo.server.protocol.responses import (
@@ -55,10 +54,10 @@ class Responses:
             "continue_final_message": False,
             "chat_template_kwargs": body.template_variables,
         }
-        messages = await apart(len(body.input) > MANY_MESSAGES, lambda: to_messages(body))
+        many = len(body.input) > MANY_MESSAGES and not isinstance(body.input, str)
+        messages = await state.threads.if_large(many, lambda: to_messages(body))
         text = await state.chats.render(messages, arguments)
-        encode = state.llm.inputs.encode
-        return [Prompt(await asyncio.to_thread(encode, text, add_special_tokens=False), text)]
+        return [Prompt(await state.encode(text, add_special_tokens=False), text)]
 
     def writer(self, state: ServerState, job: Job) -> ResponsesWriter:
         return ResponsesWriter(state, job)

@@ -8,6 +8,7 @@ import logging
 import time
 import uuid
 from collections.abc import Iterable
+from functools import partial
 
 from octavo.core.config.models import EngineConfig
 from octavo.core.errors import OctavoError
@@ -16,6 +17,7 @@ from octavo.server.chats import Chats
 from octavo.server.dashboard.viewer import Viewer
 from octavo.server.engine import Engine
 from octavo.server.errors import ApiError, unavailable
+from octavo.server.large_body import LARGE, Threads
 from octavo.server.metrics import Metrics
 from octavo.server.overload import Queue
 from octavo.server.protocol.common import ModelCard, ModelList, shown
@@ -44,6 +46,7 @@ class ServerState:
         self.viewer = Viewer()
         self.queue = Queue(llm, config.server, self.metrics.rejected)
         self.chats = Chats(llm, config.server)
+        self.threads = Threads()
         self.in_flight = 0
         """Generations under way."""
         self.live: set[str] = set()
@@ -76,6 +79,7 @@ class ServerState:
     async def stop(self) -> None:
         """Stop the engine. One that does not stop in time (it is loading, or hangs) is left."""
         await self.chats.close()
+        self.threads.close()
         try:
             await asyncio.wait_for(self.llm.shutdown(), STOP_S)
         except TimeoutError:
@@ -130,6 +134,11 @@ class ServerState:
             for name in self.names
         ]
         return ModelList(object="list", data=cards)
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text, made off the event loop."""
+        encode = partial(self.llm.inputs.encode, text, add_special_tokens=add_special_tokens)
+        return await self.threads.run(len(text) >= LARGE, encode)
 
     def answer_id(self, prefix: str, asked: str | None) -> str:
         """The `id` of an answer: the client's own name for the request, or a random one."""

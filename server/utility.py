@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -15,6 +14,7 @@ from octavo.server.body import parsed, read_body
 from octavo.server.chat import render
 from octavo.server.errors import ApiError, from_exception
 from octavo.server.generation import Prompt
+from octavo.server.large_body import MANY_IDS
 from octavo.server.openapi import page
 from octavo.server.protocol import common
 from octavo.server.protocol.common import parse, shown
@@ -125,7 +125,10 @@ async def tokenize(request: Request) -> Response:
         tokens=prompt.token_ids,
     )
     if body.return_token_strs:
-        answer.token_strs = await asyncio.to_thread(_labels, state.llm.tokenizer, prompt.token_ids)
+        large = len(prompt.token_ids) > MANY_IDS
+        answer.token_strs = await state.threads.run(
+            large, lambda: _labels(state.llm.tokenizer, prompt.token_ids)
+        )
     return _json(answer.encode())
 
 
@@ -146,7 +149,7 @@ async def _body(request: Request, kind: Callable[[Mapping[str, Any]], type[R]]) 
     refuse = config.unknown_parameters == "refuse"
     data = await read_body(request, config.max_body_bytes)
     body, ignored = await parsed(
-        data, lambda found: parse(kind(found), found, refuse_unknown=refuse)
+        state.threads, data, lambda found: parse(kind(found), found, refuse_unknown=refuse)
     )
     state.warn_ignored(ignored)
     state.model_name(body.model)
@@ -157,9 +160,7 @@ async def _tokens(state: ServerState, body: TokenizeTextRequest | TokenizeChatRe
     if isinstance(body, TokenizeChatRequest):
         return await render(state, body)
     text, special = body.prompt, body.add_special_tokens
-    encode = state.llm.inputs.encode
-    token_ids = await asyncio.to_thread(encode, text, add_special_tokens=special)
-    return Prompt(token_ids, text)
+    return Prompt(await state.encode(text, add_special_tokens=special), text)
 
 
 async def detokenize(request: Request) -> Response:
@@ -167,7 +168,8 @@ async def detokenize(request: Request) -> Response:
     state = _state(request)
     body = await _body(request, lambda _: DetokenizeRequest)
     state.require_ready()
-    text = await asyncio.to_thread(_text, state, body.tokens)
+    large = len(body.tokens) > MANY_IDS
+    text = await state.threads.run(large, lambda: _text(state, body.tokens))
     return _json(DetokenizeResponse(prompt=text).encode())
 
 

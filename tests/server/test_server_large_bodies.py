@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from octavo.server import large_body
 from octavo.server.body import parse_object, parsed
 from octavo.server.errors import ApiError
-from octavo.server.large_body import LARGE, MAX_VALUES, count_values, decode_large, token_ids
+from octavo.server.large_body import (
+    LARGE,
+    MAX_VALUES,
+    Threads,
+    count_values,
+    decode_large,
+    token_ids,
+)
 
 PADDING = {"user": "x" * LARGE}
 
@@ -137,14 +144,16 @@ def test_others_go_on_while_a_large_body_is_parsed():
                 count += 1
 
         running = asyncio.create_task(others())
-        thread = await parsed(data, lambda _: threading.get_ident())
+        thread = await parsed(threads, data, lambda _: threading.get_ident())
         before, done = count, True
         await running
         return before, thread
 
+    threads = Threads()
     small, large = b'{"prompt": "x"}', json.dumps({"prompt": [7] * 10**6}).encode()
     assert asyncio.run(turns(small)) == (0, threading.get_ident())
     count, thread = asyncio.run(turns(large))
+    threads.close()
     assert count > 0
     assert thread != threading.get_ident()
 
@@ -178,3 +187,38 @@ def test_tokenize_and_detokenize_read_them(real_server):
     assert post("/tokenize", json=chat).json()["count"] > 12_000
     wrong = post("/detokenize", json={"tokens": [*tokens["tokens"], -1]}).json()["error"]
     assert wrong["param"] == "tokens"
+
+
+def test_small_prompts_do_not_wait_for_large_ones(connect, fake):
+    """However many there are, and however long their tokenizing takes."""
+    begun, go_on, number = threading.Event(), threading.Event(), 40
+    encode = fake.inputs.encode
+
+    def slow(text, **options):
+        if len(text) > LARGE:
+            begun.set()
+            assert go_on.wait(60)
+            text = "say:x"
+        return encode(text, **options)
+
+    fake.inputs.encode = slow
+
+    async def go():
+        async with connect(fake) as client:
+
+            async def ask(prompt):
+                body = {"prompt": prompt, "max_tokens": 2}
+                return (await client.post("/v1/completions", json=body)).status_code
+
+            large = [asyncio.create_task(ask("x" * (LARGE + 1))) for _ in range(number)]
+            while not begun.is_set():
+                await asyncio.sleep(0.01)
+            assert await ask("say:hi") == 200
+            assert not any(task.done() for task in large)
+            go_on.set()
+            assert await asyncio.gather(*large) == [200] * number
+
+    try:
+        asyncio.run(go())
+    finally:
+        go_on.set()
