@@ -14,8 +14,8 @@ from octavo.core.runner.upload import upload
 class Staged:
     """int32 numbers that go to the device each step.
 
-    One pinned buffer is enough: before the next plan, all that the last one launched has run.
-    Nothing is ever moved, since captured graphs know the address.
+    One pinned buffer is enough: before the next plan, what the last one copied has arrived. Nothing
+    is ever moved, since captured graphs know the address.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:

@@ -20,12 +20,9 @@ HEAD_MOST = 512
 
 def unsupported(spec: AttentionSpec, platform: Platform) -> str | None:
     """None when the kernels can compute the layer there, else why not."""
-    reason = missing_feature(spec, "cpu")
-    if reason is not None:
-        return reason
     if platform.device != "cpu":
         return f"the cpu backend does not run on {platform.device}"
-    reason = uneven_heads(spec)
+    reason = missing_feature(spec, "cpu") or uneven_heads(spec)
     if reason is not None:
         return reason
     size = max(spec.head_size, spec.value_head_size)

@@ -20,12 +20,9 @@ CAPABILITY = (8, 0)
 
 def unsupported(spec: AttentionSpec, platform: Platform) -> str | None:
     """None when the kernels can compute the layer there, else why not."""
-    reason = missing_feature(spec, "flashinfer")
-    if reason is not None:
-        return reason
     if platform.device != "cuda":
         return f"the flashinfer backend runs on cuda, this is {platform.device}"
-    reason = uneven_heads(spec)
+    reason = missing_feature(spec, "flashinfer") or uneven_heads(spec)
     if reason is not None:
         return reason
     if spec.head_size != spec.value_head_size:

@@ -16,8 +16,9 @@ import torch
 import triton
 import triton.language as tl
 
-from octavo.backends.triton.convert import LOG2E, from_cache, rope_pair, rotate, soft_capped
+from octavo.backends.triton.convert import rope_pair, rotate
 from octavo.backends.triton.launch import FUSED, byte_view, power_of_2
+from octavo.backends.triton.tile import accumulate, scores
 from octavo.core.contracts.model import AttentionSpec
 
 TOKENS = 32
@@ -105,33 +106,11 @@ def decode_kernel(
         block = tl.load(table + token // P, mask=seen, other=0).to(tl.int64)
         offset = token % P
         place = block * kc_block + offset * kc_token + kv_head * kc_head
-        key = tl.load(
-            k_cache + place[None, :] + d[:, None],
-            mask=(d < D)[:, None] & seen[None, :],
-            other=0.0,
-        )
-        key = from_cache(key, q.dtype.element_ty, FP8)
-        logits = tl.dot(query, key, input_precision="tf32x3") * scale
-        if CAP > 0:
-            logits = soft_capped(logits, CAP)
-        logits = tl.where(seen[None, :], logits * LOG2E, float("-inf"))
-        new = tl.maximum(top, tl.max(logits, 1))
-        # Until a token was seen the maximum is -inf, and differences to it are not numbers.
-        base = tl.where(new == float("-inf"), 0.0, new)
-        weight = tl.exp2(logits - base[:, None])
-        shrink = tl.exp2(top - base)
-        total = total * shrink + tl.sum(weight, 1)
+        logits = scores(query, k_cache, place, seen, seen[None, :], scale, D, DB, CAP, FP8)
         place = block * vc_block + offset * vc_token + kv_head * vc_head
-        value = tl.load(
-            v_cache + place[:, None] + dv[None, :],
-            mask=seen[:, None] & (dv < DV)[None, :],
-            other=0.0,
+        top, total, acc = accumulate(
+            logits, v_cache, place, seen, top, total, acc, DV, DVB, q.dtype.element_ty, FP8
         )
-        value = from_cache(value, q.dtype.element_ty, FP8)
-        acc = acc * shrink[:, None] + tl.dot(
-            weight.to(value.dtype), value, input_precision="tf32x3"
-        )
-        top = new
 
     safe = tl.where(total > 0, total, 1.0)
     result = acc / safe[:, None]

@@ -36,15 +36,9 @@ def _too_old(platform: Platform) -> str | None:
 
 def unsupported(spec: AttentionSpec, platform: Platform) -> str | None:
     """None when the kernels can compute the layer there, else why not."""
-    reason = missing_feature(spec, "triton")
-    if reason is not None:
-        return reason
     if platform.device != "cuda" and not interpreting():
         return f"the triton backend runs on cuda, this is {platform.device}"
-    reason = _too_old(platform)
-    if reason:
-        return reason
-    reason = uneven_heads(spec)
+    reason = _too_old(platform) or missing_feature(spec, "triton") or uneven_heads(spec)
     if reason is not None:
         return reason
     size = max(spec.head_size, spec.value_head_size)

@@ -21,15 +21,15 @@ from octavo.core.runner.mirror import Mirror
 
 
 class Column:
-    """A host array and its twin on the device. On a CPU they are the same memory; on CUDA the host
-    side is pinned and `push` copies asynchronously."""
+    """A host array and its twin on the device. On a CPU they are the same memory; elsewhere the
+    host side is pinned and `push` copies asynchronously."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        cuda = device.type == "cuda"
-        self._host = torch.zeros(shape, dtype=dtype, pin_memory=cuda)
+        apart = device.type != "cpu"
+        self._host = torch.zeros(shape, dtype=dtype, pin_memory=apart)
         self.array: NDArray[Any] = self._host.numpy()
-        self.tensor = torch.zeros(shape, dtype=dtype, device=device) if cuda else self._host
-        self._twin = cuda
+        self.tensor = torch.zeros(shape, dtype=dtype, device=device) if apart else self._host
+        self._twin = apart
 
     def push(self, length: int) -> None:
         """Bring the first `length` entries to the device."""

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from octavo.core.contracts.sampler import SamplingBatch, SamplingColumns
 from octavo.core.messages import AdmittedRow
 from octavo.core.runner.processors import ProcessorSet
+from octavo.core.runner.transfer import Fence
 
 __all__ = ["NO_LOGPROBS", "ProcessorSet", "SamplingState"]
 
@@ -29,13 +30,12 @@ _STAGING_BUFFERS = 2
 class _Staged:
     """A device array at a fixed address, written through host memory.
 
-    On a CPU host and device memory are the same. On CUDA two pinned buffers take turns, so that the
-    host may prepare a step while the copy of the last one has not run yet.
+    On a CPU host and device memory are the same. Elsewhere two pinned buffers take turns, so that
+    the host may prepare a step while the copy of the last one has not run yet.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
         self.device = torch.zeros(shape, dtype=dtype, device=device)
-        self._events: list[torch.cuda.Event] = []
         self._turn = 0
         if device.type == "cpu":
             self._buffers = [self.device]
@@ -43,21 +43,20 @@ class _Staged:
             self._buffers = [
                 torch.zeros(shape, dtype=dtype, pin_memory=True) for _ in range(_STAGING_BUFFERS)
             ]
-            self._events = [torch.cuda.Event() for _ in self._buffers]  # type: ignore[no-untyped-call]
+        self._fences = [Fence(device) for _ in self._buffers]
         self._arrays: list[NDArray[Any]] = [buffer.numpy() for buffer in self._buffers]
 
     def writable(self) -> NDArray[Any]:
         """The host array to write before `upload`; what it holds is undefined."""
-        if self._events:
-            self._turn = (self._turn + 1) % len(self._buffers)
-            self._events[self._turn].synchronize()
+        self._turn = (self._turn + 1) % len(self._buffers)
+        self._fences[self._turn].wait()
         return self._arrays[self._turn]
 
     def upload(self) -> None:
         """Copy the array last got from `writable` to the device, in stream order."""
-        if self._events:
+        if self._buffers[self._turn] is not self.device:
             self.device.copy_(self._buffers[self._turn], non_blocking=True)
-            self._events[self._turn].record()
+            self._fences[self._turn].set()
 
 
 class SamplingState:

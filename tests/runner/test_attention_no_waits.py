@@ -16,7 +16,7 @@ from octavo.core.contracts.attention_backend import (
     KVLayout,
 )
 from octavo.core.contracts.model import KVSpec
-from octavo.core.runner.kv_pool import DEVICE_COPY, TO_DEVICE, KVPool
+from octavo.core.runner.kv_pool import DEVICE_COPY, TO_DEVICE, TO_HOST, KVPool
 from octavo.core.runner.upload import upload
 from octavo.core.testing.conformance.device import asynchronous_device
 from octavo.core.testing.device_attention import attention_spec
@@ -170,6 +170,7 @@ def test_copies_of_blocks():
             num_host_blocks=4,
         )
         pool.copy(np.array([[DEVICE_COPY] * 2, [0] * 2, [1, 2], [3, 4], [16, 5]], np.int32))
+        pool.copy(np.array([[TO_HOST] * 2, [0] * 2, [1, 2], [3, 1], [16, 5]], np.int32))
         pool.copy(np.array([[TO_DEVICE], [0], [1], [6], [9]], np.int32))
 
 

@@ -63,13 +63,32 @@ def asynchronous_device() -> Iterator[torch.device]:
     """A device (torch's `meta`) that code of a `with` block can launch on and not wait for.
 
     Reading a value, or a shape that depends on values, fails there by itself. Refused besides, with
-    `WouldWait`: copies to it from memory that is not pinned or without `non_blocking`, operators
-    that get a tensor of the host, and assignments of a Python number by index. Memory counts as
-    pinned when it was made so in the block; nothing really is, since no device may be there.
+    `WouldWait`: copies from and to memory that is not pinned, or without `non_blocking`; operators
+    that get a tensor of the host; assignments of a Python number by index. Memory counts as pinned
+    when it was made so in the block; nothing really is, since no device may be there. Copies to the
+    host that do not wait arrive as zeros.
     """
     pinned = _Pinned()
     with _Calls(pinned), _Operators(pinned):  # type: ignore[no-untyped-call]
         yield torch.device("meta")
+
+
+@contextmanager
+def waiting_allowed() -> Iterator[None]:
+    """Within `asynchronous_device`: copies to the device may wait here, as when a worker starts."""
+    _allowed.append(True)
+    try:
+        yield
+    finally:
+        _allowed.pop()
+
+
+_allowed: list[bool] = []
+
+
+def _refuse(what: str) -> None:
+    if not _allowed:
+        raise WouldWait(what)
 
 
 class _Pinned:
@@ -100,7 +119,7 @@ class _Calls(TorchFunctionMode):
         if func is torch.Tensor.__setitem__ and _on_device(args[0]):
             _refuse_number(*args)
         if func is torch.tensor and torch.device(kwargs.get("device") or "cpu").type == "meta":
-            raise WouldWait("torch.tensor copies a Python value to the device")
+            _refuse("torch.tensor copies a Python value to the device")
         if kwargs.get("pin_memory"):
             return self._pinned.add(func(*args, **{**kwargs, "pin_memory": False}))
         return func(*args, **kwargs)
@@ -115,33 +134,38 @@ class _Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = _name(func)
-        if name == "_to_copy":
-            device = kwargs.get("device")
-            if device is not None and device.type == "meta" and not _on_device(args[0]):
-                plain = kwargs.get("dtype") in (None, args[0].dtype) and args[0].is_contiguous()
-                self._copy(args[0], plain, kwargs.get("non_blocking", False))
-        elif name == "copy_" and _on_device(args[0]) and not _on_device(args[1]):
-            non_blocking = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
-            target, source = args[:2]
+        name, given = _name(func), dict(zip(_argument_names(func), args, strict=False)) | kwargs
+        if name in ("to", "_to_copy"):
+            source, device = given["self"], _device_of(given)
+            if _on_device(source) and device.type == "cpu" and given.get("non_blocking"):
+                return torch.zeros(source.shape, dtype=given.get("dtype") or source.dtype)
+            if not _on_device(source) and device.type == "meta":
+                plain = given.get("dtype") in (None, source.dtype) and source.is_contiguous()
+                self._copy(source, plain, bool(given.get("non_blocking")))
+        elif name == "copy_" and _on_device(given["self"]) != _on_device(given["src"]):
+            target, source = given["self"], given["src"]
             plain = target.shape == source.shape and target.dtype == source.dtype
             plain = plain and target.is_contiguous() and source.is_contiguous()
-            self._copy(source, plain, non_blocking)
+            host = source if _on_device(target) else target
+            self._copy(host, plain, bool(given.get("non_blocking")))
+            if host is target:
+                return target.zero_()
         else:
             if _masked(name, args):
-                raise WouldWait(f"{name} with a mask: its hits have to be counted")
+                _refuse(f"{name} with a mask: its hits have to be counted")
             self._one_side(name, args)
         return func(*args, **kwargs)
 
-    def _copy(self, source: torch.Tensor, plain: bool, non_blocking: bool) -> None:
-        """plain: nothing is converted or rearranged on the way."""
-        what = f"a copy of {tuple(source.shape)} to the device"
-        if not self._pinned.has(source):
-            raise WouldWait(f"{what} from pageable memory")
+    def _copy(self, host: torch.Tensor, plain: bool, non_blocking: bool) -> None:
+        """host: the side in the host's memory. plain: nothing is converted or rearranged on the
+        way."""
+        what = f"a copy of {tuple(host.shape)} between host and device"
+        if not self._pinned.has(host):
+            _refuse(f"{what} in pageable memory")
         if not non_blocking:
-            raise WouldWait(f"{what} without non_blocking")
+            _refuse(f"{what} without non_blocking")
         if not plain:
-            raise WouldWait(f"{what} by way of a copy in pageable memory")
+            _refuse(f"{what} by way of a copy in pageable memory")
 
     @staticmethod
     def _one_side(name: str, args: Sequence[Any]) -> None:
@@ -151,7 +175,18 @@ class _Operators(TorchDispatchMode):
         if any(map(_on_device, tensors)):
             for tensor in tensors:
                 if not _on_device(tensor) and tensor.dim():
-                    raise WouldWait(f"{name} of a tensor {tuple(tensor.shape)} of the host")
+                    _refuse(f"{name} of a tensor {tuple(tensor.shape)} of the host")
+
+
+def _argument_names(func: Any) -> list[str]:
+    return [argument.name for argument in func._schema.arguments]
+
+
+def _device_of(given: dict[str, Any]) -> torch.device:
+    """Where a conversion leads."""
+    like = given.get("other", given["self"])
+    device: torch.device = given.get("device") or like.device
+    return device
 
 
 def _on_device(tensor: torch.Tensor) -> bool:
@@ -164,6 +199,6 @@ def _refuse_number(tensor: torch.Tensor, key: Any, value: Any) -> None:
         return
     keys = key if isinstance(key, tuple) else (key,)
     if any(isinstance(item, (torch.Tensor, list)) for item in keys):
-        raise WouldWait("a number assigned by index: assign a tensor of the device")
+        _refuse("a number assigned by index: assign a tensor of the device")
     if not tensor[key].dim():
-        raise WouldWait("a number assigned to one element: use fill_")
+        _refuse("a number assigned to one element: use fill_")
