@@ -105,6 +105,7 @@ class CudaGraphRunner(GraphRunner):
         self._make_capture = make_capture or (lambda: CudaCapture(context.device))
         self._capture: Capture | None = None
         self._notes: list[str] = []
+        self._logged: set[str] = set()
         self._wanted = list(self.batch_sizes(options, context.max_num_seqs))
         if context.graph_support == "none":
             self._wanted = []
@@ -249,7 +250,10 @@ class CudaGraphRunner(GraphRunner):
         return ", ".join(labels) or "none"
 
     def _note(self, text: str) -> None:
-        logger.warning("%s", text)
+        """For the report; the log has it once, though the trial meets what the capture does."""
+        if text not in self._logged:
+            logger.warning("%s", text)
+            self._logged.add(text)
         self._notes.append(text)
 
     def forward(

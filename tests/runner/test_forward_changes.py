@@ -213,11 +213,13 @@ def test_a_whole_forward_that_is_replaced(engine, monkeypatch):
     check(engine("native", PACKED), engine, PACKED, change, monkeypatch)
 
 
-def test_a_change_in_the_middle_of_requests(engine):
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_a_change_in_the_middle_of_requests(engine, in_flight):
     captured = Captured()
-    common = {**PLAIN, "attention": {"backend": "capturable"}}
+    plain = {**PLAIN, "executor": {"kind": {"name": "local", "max_in_flight": in_flight}}}
+    common = {**plain, "attention": {"backend": "capturable"}}
     tokens = []
-    for made in (engine("captured", common, captured.objects()), engine("eager", PLAIN)):
+    for made in (engine("captured", common, captured.objects()), engine("eager", plain)):
         collector = Collector(made)
         for item in make_requests():
             made.add(item)
