@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from octavo.bench.gpu import command, parts, table
 from octavo.bench.gpu.budget import RESERVE_S, Outcome, PartError, Schedule
 from octavo.bench.gpu.child import Child
-from octavo.bench.gpu.clocks import HostClock, covered
+from octavo.bench.gpu.clocks import CudaClock, HostClock, covered
 from octavo.bench.gpu.engines import ROOM, Watch, start_facts
 from octavo.bench.gpu.figures import derive, told
 from octavo.bench.gpu.floor import decode_floor, hidden_share, prompt_flops, step_bytes
@@ -102,6 +103,70 @@ def test_a_clock_measures_the_median() -> None:
     calls: list[int] = []
     assert clock.measure(lambda: calls.append(1), warm=2, count=3) >= 0
     assert len(calls) == 5
+
+
+class FakeEvent:
+    """A CUDA event on a device whose clock is the number of events so far, squared, in ms."""
+
+    count = 0
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
+        assert enable_timing
+
+    def record(self, stream: Any = None) -> None:
+        type(self).count += 1
+        self.at = self.count**2
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, end_event: FakeEvent) -> float:
+        return float(end_event.at - self.at)
+
+
+def test_a_gpu_s_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a double of torch's events, and torch's own records of what a profiler saw."""
+    import torch
+    from torch.autograd import DeviceType
+    from torch.autograd.profiler_util import FunctionEvent
+
+    assert "enable_timing" in inspect.signature(torch.cuda.Event.__new__).parameters
+    for name in ("record", "synchronize", "elapsed_time"):
+        own, double = (
+            inspect.signature(getattr(kind, name)) for kind in (torch.cuda.Event, FakeEvent)
+        )
+        assert list(own.parameters) == list(double.parameters), name
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    clock = CudaClock()
+    assert clock.between([clock.mark() for _ in range(3)]) == [0.003, 0.005]
+
+    def event(name: str, start: float, end: float, device: Any, **others: Any) -> FunctionEvent:
+        return FunctionEvent(1, name, 1, start, end, device_type=device, **others)
+
+    class Profile:
+        def __init__(self, activities: Any) -> None:
+            assert activities == [torch.profiler.ProfilerActivity.CUDA]
+
+        def __enter__(self) -> Profile:
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
+
+        def events(self) -> list[FunctionEvent]:
+            return found
+
+    monkeypatch.setattr(torch.profiler, "profile", Profile)
+    waits: list[int] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(1))
+    found = [
+        event("kernel", 100, 150, DeviceType.CUDA),
+        event("Memcpy HtoD", 140, 160, DeviceType.CUDA),
+        event("cudaLaunchKernel", 0, 1000, DeviceType.CPU),
+        event("my range", 0, 900, DeviceType.CUDA, is_user_annotation=True),
+    ]
+    assert clock.busy(lambda: None) == pytest.approx(60e-6)
+    assert len(waits) == 2
+    found = []  # the profiler is not allowed here
+    assert clock.busy(lambda: None) is None
 
 
 def test_derived_figures() -> None:
