@@ -334,6 +334,7 @@ def pytest_unconfigure(config):
 
     where = _device_name() or ("a CPU (rehearsal)" if _rehearsing(config) else None)
     if where is None:
+        reporter.write_line("no CUDA device is here: tests/gpu was skipped")
         return
     total = sum(_results.values(), Counter())
     reporter.write_line("=" * WIDTH)
