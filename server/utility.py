@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 import octavo
-from octavo.core.contracts.tokenizer import Tokenizer
 from octavo.server.body import parsed, read_body
 from octavo.server.chat import render
 from octavo.server.errors import ApiError, from_exception
@@ -119,27 +118,27 @@ async def tokenize(request: Request) -> Response:
         prompt = await _tokens(state, body)
     except Exception as error:
         raise from_exception(error) from error
-    answer = TokenizeResponse(
-        count=len(prompt.token_ids),
-        max_model_len=state.llm.max_model_len,
-        tokens=prompt.token_ids,
+    large = len(prompt.token_ids) > MANY_IDS
+    strings = body.return_token_strs
+    return _json(
+        await state.threads.run(large, lambda: _tokenized(state, prompt.token_ids, strings))
     )
-    if body.return_token_strs:
-        large = len(prompt.token_ids) > MANY_IDS
-        answer.token_strs = await state.threads.run(
-            large, lambda: _labels(state.llm.tokenizer, prompt.token_ids)
-        )
-    return _json(answer.encode())
+
+
+def _tokenized(state: ServerState, token_ids: list[int], strings: bool) -> bytes:
+    answer = TokenizeResponse(
+        count=len(token_ids), max_model_len=state.llm.max_model_len, tokens=token_ids
+    )
+    if strings:
+        token_bytes = state.llm.tokenizer.token_bytes
+        answer.token_strs = [label(token_bytes(token)) for token in token_ids]
+    return answer.encode()
 
 
 def _kind_of_prompt(
     data: Mapping[str, Any],
 ) -> type[TokenizeTextRequest] | type[TokenizeChatRequest]:
     return TokenizeTextRequest if data.get("messages") is None else TokenizeChatRequest
-
-
-def _labels(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[str]:
-    return [label(tokenizer.token_bytes(token)) for token in token_ids]
 
 
 async def _body(request: Request, kind: Callable[[Mapping[str, Any]], type[R]]) -> R:
