@@ -34,6 +34,7 @@ from octavo.core.runner.kv_setup import (
     make_pool,
 )
 from octavo.core.runner.logprobs import PendingPromptLogprobs, PromptLogprobsCollector
+from octavo.core.runner.measure import measure, timed
 from octavo.core.runner.mirror import Mirror
 from octavo.core.runner.out_of_memory import Phase, out_of_memory
 from octavo.core.runner.parts import RunnerParts, RunnerSettings
@@ -97,16 +98,20 @@ class ModelRunner(Worker):
         if settings.num_threads is not None and settings.device.type == "cpu":
             torch.set_num_threads(settings.num_threads)
         with out_of_memory(Phase.WEIGHTS, settings.device):
-            with _timed(phases, "build model"):
+            with timed(phases, "build model"):
                 self.model = self._parts.model(self._attention.register)
-            with _timed(phases, "load weights"):
+            with timed(phases, "load weights"):
                 self._parts.load_weights(self.model)
         self._forward_version = self.model.forward_version
         module = self.model
         assert isinstance(module, torch.nn.Module), "a CausalLM is a torch.nn.Module"
         self._kv_specs = list(self.model.kv_specs())
         self._make_parts(module)
-        found, graph_bytes = self._measure(phases)
+        found, graph_bytes = measure(
+            settings, self._graph_runner, phases, set_pool=self._set_pool, run=self._probe
+        )
+        self.mirror.clear()
+        self._drop_pool()
         parameters, weight_bytes = profile.weight_size(module)
         size = block_bytes(self._kv_specs, self._layouts, settings.block_size, settings.kv_dtype)
         budget, memory = kv_budget(
@@ -189,46 +194,14 @@ class ModelRunner(Worker):
         if type(self._graph_runner).padded_rows is not GraphRunner.padded_rows:
             self._builder.pad = self._graph_runner.padded_rows
 
-    def _measure(self, phases: dict[str, float]) -> tuple[profile.Profile, int]:
-        """Run the largest batch once, on a pool made for it; bytes that captured passes will take.
-        phases: seconds are added."""
-        settings = self.settings
-        most = min(settings.max_num_seqs * settings.max_model_len, profile.MOST_TOKENS)
-        wanted = settings.max_num_batched_tokens
-        cuda = settings.device.type == "cuda"
-        largest = min(wanted or (profile.CUDA_BUDGET if cuda else most), most)
-        rows = -(-largest // settings.max_model_len)
-        blocks = rows * -(-settings.max_model_len // settings.block_size) + 1
-        blocks = min(blocks, largest // settings.block_size + rows + 1)
-        with out_of_memory(Phase.STEP, settings.device, f" of {largest:,} tokens"):
-            self._set_pool(blocks)
-            phases.update(self._graph_runner.compile())
-            with _timed(phases, "profile"):
-                found = self._profile(largest, most)
-            with _timed(phases, "estimate graphs"):
-                graph_bytes = self._graph_runner.estimate_bytes()
-        if not graph_bytes:
-            del phases["estimate graphs"]
-        self.mirror.clear()
-        self._drop_pool()
-        return found, graph_bytes
-
-    def _profile(self, largest: int, most: int) -> profile.Profile:
-        """largest: tokens of the largest batch. most: what the pool takes at most."""
-        settings, cuda = self.settings, self.settings.device.type == "cuda"
-
-        def run(tokens: int) -> None:
-            plan = probe_plan(tokens, self.mirror, self.model.vocab_size)
-            hidden = self._prepare_and_run(plan)[1]
-            if cuda:
-                # What sampling needs at most: raw logits, edited logits and a sorted copy.
-                logits = self.model.compute_logits(hidden[: settings.max_num_seqs])
-                _ = [logits.clone() for _ in range(3)]
-
-        if cuda:
-            return profile.profile_cuda(run, largest, settings.device)
-        known = settings.max_num_batched_tokens is not None
-        return profile.profile_cpu(run, largest if known else None, most)
+    def _probe(self, tokens: int) -> None:
+        """Compute so many prompt tokens, for `measure`."""
+        plan = probe_plan(tokens, self.mirror, self.model.vocab_size)
+        hidden = self._prepare_and_run(plan)[1]
+        if self.settings.device.type == "cuda":
+            # What sampling needs at most: raw logits, edited logits and a sorted copy.
+            logits = self.model.compute_logits(hidden[: self.settings.max_num_seqs])
+            _ = [logits.clone() for _ in range(3)]
 
     def _set_pool(self, num_blocks: int, num_host_blocks: int = 0, poison: bool = False) -> None:
         self._drop_pool()
@@ -396,16 +369,3 @@ class ModelRunner(Worker):
         self._attention.close()
         self.pool = None
         self._step = None
-
-
-class _timed:
-    """Adds the seconds of a `with` block to a mapping."""
-
-    def __init__(self, phases: dict[str, float], name: str) -> None:
-        self._phases, self._name = phases, name
-
-    def __enter__(self) -> None:
-        self._started = time.perf_counter()
-
-    def __exit__(self, *error: object) -> None:
-        self._phases[self._name] = time.perf_counter() - self._started
