@@ -137,10 +137,11 @@ def _explain(data: bytes) -> NoReturn:
     except UnicodeDecodeError as error:
         raise _bad(f"the body is not valid UTF-8 at byte {error.start}") from None
     try:
-        json.loads(text, parse_constant=_refuse_constant)
+        json.loads(text, parse_constant=_refuse_constant, parse_int=_integer)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno} (character {error.pos})"
-        raise _bad(f"the body is not valid JSON: {error.msg} at {where}") from None
+        reason = error.msg.partition(" (decode using")[0]  # advice for Python's callers
+        raise _bad(f"the body is not valid JSON: {reason} at {where}") from None
     except RecursionError:
         raise _bad("the body is nested too deeply") from None
     except ValueError as error:
@@ -149,6 +150,12 @@ def _explain(data: bytes) -> NoReturn:
         "the body is not valid JSON: it has a lone surrogate (an unpaired \\ud800 to \\udfff) or "
         "a number out of range"
     )
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > 1000:
+        raise ValueError(f"a number of {len(digits)} digits is out of range")
+    return int(digits)
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -201,6 +201,8 @@ def test_chat(connect, fake, body, param):
         (b'{"temperature": Infinity}', "Infinity"),
         (b'{"prompt": "\\ud800"}', "surrogate"),
         (b'{"temperature": 1e999}', "out of range"),
+        (b'{"n": ' + b"9" * 5000 + b"}", "JSON: a number of 5000 digits is out of range"),
+        (b'\xef\xbb\xbf{"n": 1}', "Unexpected UTF-8 BOM at line 1"),
         (b'{"prompt": "\xff"}', "UTF-8"),
         (b"[" * 100000, "nested"),
         (b'{"a":' * 5000 + b"1" + b"}" * 5000, "nested"),
