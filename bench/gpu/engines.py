@@ -135,6 +135,7 @@ def start_facts(report: Mapping[str, Any], model: Mapping[str, Any]) -> dict[str
             "bytes": report["graph_bytes"],
             "estimated_bytes": report["graph_bytes_estimated"],
         },
+        "memory": report["memory"],
         "chosen": chosen,
         "notes": list(report["notes"]),
     }

@@ -39,6 +39,7 @@ REPORT = {
     "num_graphs": 35,
     "graph_bytes": 77 * 2**20,
     "graph_bytes_estimated": 80 * 2**20,
+    "memory": None,
     "plugins": [{"kind": "graph_runner", "name": "eager"}],
     "notes": (),
 }
