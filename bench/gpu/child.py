@@ -21,6 +21,7 @@ from typing import Any
 
 from octavo.bench.gpu.budget import Outcome, PartError
 from octavo.bench.gpu.parts import Part
+from octavo.core.engine_process.parent import watch
 from octavo.core.errors import OctavoError
 
 OnFigure = Callable[[Outcome, Sequence[str]], object]
@@ -71,7 +72,7 @@ class Child:
         self._received = b""
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, *self._module, str(theirs.fileno())],
+                [sys.executable, *self._module, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # stray prints are messages
@@ -155,4 +156,5 @@ def _spoiled(error: OctavoError) -> bool:
 
 
 if __name__ == "__main__":
+    watch(int(sys.argv[2]), lambda: None)  # nothing stays on the device, however the parent ends
     serve(socket.socket(fileno=int(sys.argv[1])))

@@ -8,6 +8,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -532,6 +533,34 @@ def test_a_run_on_a_cpu(tmp_path: Path) -> None:
     last = done.stdout.partition("=" * table.WIDTH)[2].splitlines()
     assert any(line.startswith("tiny cpu eager ") for line in last)
     assert any("greedy outputs 2 of 2 equal" in line for line in last)
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there, and no zombie that nobody reaps."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
+
+
+def test_nothing_outlives_a_command_that_is_killed() -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "--device", "cpu", "--quick", "--only", "compare"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        tasks = Path(f"/proc/{process.pid}/task")
+        children = [int(pid) for f in tasks.glob("*/children") for pid in f.read_text().split()]
+        process.kill()
+    assert len(children) == 1
+    until = time.monotonic() + 20
+    while any(map(runs, children)):
+        assert time.monotonic() < until, "the process still runs"
+        time.sleep(0.05)
 
 
 def test_ctrl_c_prints_what_there_is(tmp_path: Path) -> None:
