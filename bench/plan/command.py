@@ -76,6 +76,8 @@ def main(args: argparse.Namespace) -> int:
         result["floors"] = floors(found, device, wish)
         if not found.fits:
             result["devices_needed"] = least_devices(config, wish, memory, kind)
+    # A length that is the model's own stops no start.
+    result["starts"] = found.fits or (args.max_model_len is None and found.blocks > 0)
     print("\n".join(lines(result)))
     if args.json is not None:
         args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
@@ -251,6 +253,8 @@ def lines(result: Mapping[str, Any]) -> list[str]:
         needed = result.get("devices_needed")
         hint = f"; {needed} devices would do" if needed else ""
         out.append(f"  does not fit: {result['problem']}{hint}")
+        if result["starts"]:
+            out.append("  an engine starts all the same, and serves what fits")
     found = result.get("floors")
     if found is not None and result["fits"]:
         out.append("  no faster than (memory and arithmetic at their full rates):")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import re
 
 import pytest
 import torch
@@ -244,3 +246,20 @@ def test_the_double_refuses_what_a_capture_refuses():
         graph.replay()
     with pytest.raises(Refused, match="still held"):
         capture.release()
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_progress_is_shown_on_terminals_only(monkeypatch, caplog):
+    monkeypatch.setattr("sys.stderr", screen := Terminal())
+    with caplog.at_level(logging.INFO):
+        Setup().runner.warm_up()
+    assert "0/5" in screen.getvalue()
+    assert "10 rows, 1.00 GiB free" in screen.getvalue()
+    assert re.fullmatch(r"captured 5 graphs in \d+\.\d s, 11 KiB", caplog.messages[-1])
+    monkeypatch.setattr("sys.stderr", log := io.StringIO())
+    Setup().runner.warm_up()
+    assert not log.getvalue()

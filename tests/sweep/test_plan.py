@@ -121,11 +121,18 @@ def test_what_does_not_fit_says_how_many_devices_would_do(tmp_path: Path, capsys
     shares = DeviceMemory(plan["memory_bytes"], 0.9, plan["weight_bytes"], plan["activation_bytes"])
     assert f"does not fit: {no_room(shares, 16 * plan['kv_bytes_per_token'])}; 2 dev" in out
     assert plan["longest_context"] == 0
+    assert not plan["starts"]
     less = ["--max-num-batched-tokens", "512", "--gpu-memory-utilization", "0.7"]
     plan = planned(tmp_path, str(file), "--device", "l4", *less, status=1)
     needed, longest = 8192 * plan["kv_bytes_per_token"], plan["longest_context"]
     assert plan["problem"] == too_long(8192, needed, plan["kv_bytes"], longest)
     assert 0 < longest == plan["num_blocks"] * 16 < 8192
+    assert "an engine starts all the same" in capsys.readouterr().out
+    plan = planned(
+        tmp_path, str(file), "--device", "l4", *less, "--max-model-len", "8192", status=1
+    )
+    assert "an engine starts" not in capsys.readouterr().out
+    assert not plan["starts"]
     plan = planned(tmp_path, str(file), "--device", "t4:2", "--dtype", "float16")
     assert plan["fits"]
     plan = planned(tmp_path, str(file), "--device", "h100:2", "--kv-cache-dtype", "fp8")
