@@ -47,19 +47,38 @@ class Capture(Protocol):
         """Give back the memory of captures that nobody holds any more; it captures no more."""
 
 
+_failed: list[torch.cuda.CUDAGraph] = []
+
+
 class CudaCapture:
-    """CUDA graphs that share one memory pool."""
+    """CUDA graphs that share one memory pool. All captures of a process run on torch's own stream
+    for them: what libraries keep for a stream, as cuBLAS its workspace, is then made once."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None
-        self._stream = torch.cuda.Stream(device)
 
     def capture(self, run: Pass) -> tuple[Replay, torch.Tensor]:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            output = run()
+        cause: Exception | None = None
+        # The outer block gives the stream back, which torch does not when a capture cannot end.
+        with torch.cuda.stream(torch.cuda.current_stream(self._device)):
+            try:
+                with torch.cuda.graph(graph, pool=self._pool):
+                    try:
+                        output = run()
+                    except Exception as error:
+                        cause = error
+                        raise
+            except Exception:
+                # For the allocator it may go on for ever: no other capture can have its pool, and
+                # the graph is still asked which stream was meant.
+                self._pool = None
+                _failed.append(graph)
+                if cause is None:
+                    raise
+                raise cause from None  # not that the capture ended by an error
         self._pool = self._pool or graph.pool()
         return graph, output
 

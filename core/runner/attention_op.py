@@ -114,6 +114,7 @@ class AttentionOp:
         """Let go of the caches, so that their memory is free before another pool is made."""
         for entry in self.layers.values():
             entry.backend = entry.cache = None
+        self._bound = ()
 
     def plan(self, groups: Sequence[AttentionBatch]) -> None:
         """Prepare all backends for a batch."""

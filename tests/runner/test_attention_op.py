@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 
 import pytest
 import torch
@@ -159,3 +160,12 @@ def test_under_torch_compile_it_is_an_opaque_operator(op):
     assert len(calls) == 1
     assert all(isinstance(arg, int) or hasattr(arg, "op") for arg in calls[0].args)
     assert math.prod(calls[0].meta["example_value"].shape) == 3 * 32
+
+
+def test_caches_go_when_they_are_unbound(op):
+    """The pool that was made to measure a step is gone before the KV pool is sized."""
+    op.register(0, AttentionSpec(4, 2, 8, 8, 1.0), None)
+    bind(op, [Summing()], {0: 0})
+    cache = weakref.ref(op.bound()[0][1].k_cache)
+    op.unbind()
+    assert cache() is None
