@@ -235,6 +235,11 @@ pytest finds these fixtures by itself: `octavo_tiny_model` (a folder with a rand
 (engines without a model, whose worker checks every read of its KV cache), `octavo_fake_executor`
 (the executor of those) and `octavo_step_log` (an observer that keeps every step and request).
 
+Whether a part for GPUs makes the host wait shows without one: inside
+`with octavo.testing.asynchronous_device() as device:` tensors on `device` have no values, so
+reading one fails, and copies that would wait are refused (`waiting_allowed()` lets them pass while
+a part is set up).
+
 """
 
 

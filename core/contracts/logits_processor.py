@@ -90,7 +90,9 @@ class LogitsProcessor(ABC):
 
 
 class DeviceLogitsProcessor(LogitsProcessor):
-    """Edits logits on the device."""
+    """Edits logits on the device. The forward pass may still be running: nothing here waits for the
+    device, neither for values nor for copies from pageable memory (`octavo.testing` has
+    `asynchronous_device` to see it)."""
 
     @abstractmethod
     def apply(self, logits: torch.Tensor, slots: NDArray[np.intp], rows: NDArray[np.intp]) -> None:

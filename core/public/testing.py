@@ -39,6 +39,8 @@ _WHERE = {
     "Verdict": f"{_CONFORMANCE}.base",
     "run_suite": f"{_CONFORMANCE}.base",
     "suite_of": _CONFORMANCE,
+    "asynchronous_device": f"{_CONFORMANCE}.device",
+    "waiting_allowed": f"{_CONFORMANCE}.device",
     "StepLog": "octavo.core.testing.step_log",
     "make_fake_engine": "octavo.core.testing.fake_engine",
     "write_tiny_model": "octavo.core.testing.tiny_model",
@@ -67,9 +69,11 @@ __all__ = [
     "ToolParserSuite",
     "Verdict",
     "WeightSourceSuite",
+    "asynchronous_device",
     "make_fake_engine",
     "run_suite",
     "suite_of",
+    "waiting_allowed",
     "write_tiny_model",
 ]
 
@@ -82,6 +86,7 @@ if TYPE_CHECKING:
         Verdict,
         run_suite,
     )
+    from octavo.core.testing.conformance.device import asynchronous_device, waiting_allowed
     from octavo.core.testing.conformance.eviction_policy import EvictionPolicySuite
     from octavo.core.testing.conformance.executor import ExecutorSuite
     from octavo.core.testing.conformance.grammar_engine import GrammarEngineSuite
