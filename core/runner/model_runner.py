@@ -51,18 +51,24 @@ _SUPPORT = ("none", "decode", "all")
 
 @dataclass(slots=True)
 class _Step:
-    """A forward pass that has not sampled yet. hidden: [R, E] of the rows that sample, with padding
-    behind them. logits: float32[R, V], None where a graph may draw without them, or no row samples.
-    began, ended: marks of the device's clock."""
+    """A forward pass. began, ended: marks of the device's clock."""
 
     plan: StepPlan
     slots: NDArray[np.intp]
-    hidden: torch.Tensor
-    logits: torch.Tensor | None
     prompt_logprobs: list[PendingPromptLogprobs]
     prepare_s: float
     began: Any
     ended: Any
+
+
+@dataclass(slots=True)
+class _Inputs:
+    """What sampling needs of it, and nothing after: a result that is waited for holds none of it.
+    hidden: [R, E] of the rows that sample, with padding behind them. logits: float32[R, V], None
+    where a graph may draw without them, or no row samples."""
+
+    hidden: torch.Tensor
+    logits: torch.Tensor | None
 
 
 @dataclass(slots=True)
@@ -83,7 +89,7 @@ class ModelRunner(Worker):
         self._attention = AttentionOp()
         self._kv_specs: list[KVSpec] = []
         self._backends: Backends = []
-        self._step: _Step | None = None
+        self._step: tuple[_Step, _Inputs] | None = None
         self._clock = device_clock(settings.device)
         self._staged = Fence(settings.device)
         self.asynchronous = settings.device.type == "cuda"
@@ -284,16 +290,15 @@ class ModelRunner(Worker):
             if rows != batch.num_tokens:
                 hidden = hidden.index_select(0, upload(batch.last[plan.sample_rows], hidden.device))
             logits = self.model.compute_logits(hidden) if rows else None
-        self._step = _Step(
+        step = _Step(
             plan=plan,
             slots=batch.slots[plan.sample_rows],
-            hidden=hidden,
-            logits=logits,
             prompt_logprobs=prompt_logprobs,
             prepare_s=prepared - started,
             began=began,
             ended=self._clock.mark(),
         )
+        self._step = step, _Inputs(hidden, logits)
 
     def _prepare_and_run(self, plan: StepPlan) -> tuple[StepBatch, torch.Tensor, Any, float]:
         """(batch, hidden [T, E], when the device began, when the host was ready to launch)."""
@@ -322,25 +327,26 @@ class ModelRunner(Worker):
 
     @torch.inference_mode()
     def launch(self, masks: LogitMasks | None) -> Callable[[], StepResult]:
-        step, self._step = self._step, None
-        assert step is not None, "sample without a forward pass"
+        assert self._step is not None, "sample without a forward pass"
+        (step, inputs), self._step = self._step, None
         assert self.pool is not None, "the KV pool is not allocated"
+        graph_runner = self._graph_runner
         began, launched = self._clock.mark(), None
         if step.slots.size:
             launched = self._sampling_step.launch(
                 step.slots,
-                lambda: self._logits(step),
+                lambda: self._logits(inputs, step.slots.size),
                 masks,
-                None if step.logits is not None else lambda: self._graph_runner.draw(step.hidden),
+                None if inputs.logits is not None else lambda: graph_runner.draw(inputs.hidden),
             )
         drawn = _Drawn(launched, began, self._clock.mark(), self.pool.take_host_copies())
         return lambda: self._result(step, drawn)
 
-    def _logits(self, step: _Step) -> torch.Tensor:
+    def _logits(self, inputs: _Inputs, rows: int) -> torch.Tensor:
         """float32[R, V]"""
-        if step.logits is not None:
-            return step.logits
-        return self.model.compute_logits(step.hidden[: step.slots.size])
+        if inputs.logits is not None:
+            return inputs.logits
+        return self.model.compute_logits(inputs.hidden[:rows])
 
     def _draw(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `GraphRunnerContext.draw`."""

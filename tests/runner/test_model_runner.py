@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def test_logits_equal_transformers(runner, driver, tiny_llama):
     driver.run(runner, {2: 6})
     runner.forward(driver.plan({2: 7}))
     expected = tiny_llama.logits(tokens)[-1]
-    torch.testing.assert_close(runner._step.logits[0], expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(runner._step[1].logits[0], expected, atol=1e-4, rtol=1e-4)
     runner.sample(None)
 
 
@@ -182,6 +183,25 @@ def test_a_mask_forbids_and_a_row_without_tokens_fails_alone(runner, driver, tin
     assert "masked" in result.errors[1]
     assert result.token_ids[0, 0] == best[0][0]
     assert result.token_ids[2, 0] == best[2][1]
+
+
+def test_a_result_that_is_waited_for_holds_no_logits(runner, driver, monkeypatch):
+    """The next step, which is launched before it is taken, has the memory."""
+    made = []
+    compute = runner.model.compute_logits
+
+    def kept(hidden):
+        logits = compute(hidden)
+        made.extend([weakref.ref(hidden), weakref.ref(logits)])
+        return logits
+
+    monkeypatch.setattr(runner.model, "compute_logits", kept)
+    driver.admit(0, prompt(5))
+    runner.forward(driver.plan({0: 5}))
+    assert [tensor() is None for tensor in made] == [False, False]
+    result = runner.launch(None)
+    assert [tensor() is None for tensor in made] == [True, True]
+    assert result().token_ids.shape == (1, 1)
 
 
 def test_nan_in_one_sequence_stays_there(runner, driver, tiny_llama):
