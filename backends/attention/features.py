@@ -47,7 +47,8 @@ def refused_model(
     if reason is not None:
         return reason
     kv_dtype = context.facts.get("kv_dtype")
-    kv_dtype = {"fp8": "float8_e4m3fn"}.get(kv_dtype, kv_dtype)
+    if kv_dtype == "fp8":
+        kv_dtype = "float8_e4m3fn"
     if kv_dtype is not None and kv_dtypes is not None and kv_dtype not in kv_dtypes:
         return f"keeps no {kv_dtype} KV cache"
     reasons = (
