@@ -237,16 +237,27 @@ class ModelRunner(Worker):
             )
         with out_of_memory(Phase.POOL, self.settings.device):
             self._set_pool(num_blocks, num_host_blocks, self.settings.poison)
-            phases = self._graph_runner.warm_up()
+            phases = dict(self._graph_runner.warm_up())
+            if self.asynchronous:
+                with timed(phases, "first decodes"):
+                    self._decode_first()
         assert self.pool is not None, "it was just made"
         self.pool.clear_null_block()
         captured = self._graph_runner.captured()
         return WarmUp(
-            phases=dict(phases),
+            phases=phases,
             num_graphs=captured.num_graphs,
             graph_bytes=captured.num_bytes,
             notes=tuple(captured.notes),
         )
+
+    def _decode_first(self) -> None:
+        """Decodes of all size classes, and a draw. On a GPU, kernels are compiled when they are
+        first launched, some anew for a class of batch sizes: not while somebody waits."""
+        most = self.settings.max_num_seqs
+        for rows in sorted({*(1 << power for power in range(most.bit_length())), most}):
+            hidden = self._graph_runner.forward(*self._dummy(rows, 1), rows)
+        self._draw(hidden)
 
     def _call_model(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Looked up at every call: a plugin may put another `forward` in its place."""

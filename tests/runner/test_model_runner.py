@@ -249,6 +249,27 @@ def test_a_pool_needs_a_block_beside_the_null_block(tiny_llama):
     runner.close()
 
 
+def test_every_class_of_decodes_ran_before_the_first_request(tiny_llama, monkeypatch):
+    runner = tiny_llama.runner()
+    runner.load()
+    runner.asynchronous = True  # as on a GPU
+    rows, drawn = [], []
+    forward, sample = runner._graph_runner.forward, runner._sampler.sample
+    monkeypatch.setattr(
+        runner._graph_runner,
+        "forward",
+        lambda ids, positions, decodes: rows.append(decodes) or forward(ids, positions, decodes),
+    )
+    monkeypatch.setattr(
+        runner._sampler, "sample", lambda *args: drawn.append(len(args[0])) or sample(*args)
+    )
+    warm = runner.allocate_kv(POOL)
+    assert (rows, drawn) == ([1, 2, 4, 6], [6])
+    assert "first decodes" in warm.phases
+    assert all(not layer.k[0].any() for layer in runner.pool.layers)
+    runner.close()
+
+
 def test_layers_in_two_groups(tiny_llama, monkeypatch):
     """Each group has block tables of its own; here the second one's blocks are the first's,
     reversed."""
