@@ -33,8 +33,10 @@ def measure(
     """The profile of the largest batch, and bytes that captured passes will take. phases: seconds
     are added. set_pool: makes a pool of so many blocks. run: computes so many prompt tokens on it.
     Raises `CapacityError` when the device has no memory for that."""
-    most = min(settings.max_num_seqs * settings.max_model_len, profile.MOST_TOKENS)
     wanted, cuda = settings.max_num_batched_tokens, settings.device.type == "cuda"
+    most = settings.max_num_seqs * settings.max_model_len
+    if not cuda:  # there a smaller batch is measured, and scaled
+        most = min(most, profile.MOST_TOKENS)
     largest = min(wanted or (profile.CUDA_BUDGET if cuda else most), most)
     rows = -(-largest // settings.max_model_len)
     blocks = rows * -(-settings.max_model_len // settings.block_size) + 1

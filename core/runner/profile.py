@@ -27,7 +27,7 @@ _FIRST_PASS = 16
 """Tokens of the pass that makes what is made once."""
 
 MOST_TOKENS = 8192
-"""Largest batch that is profiled, and largest `step_token_limit`."""
+"""Largest batch that is profiled on a CPU, and largest `step_token_limit`."""
 
 CUDA_BUDGET = 8192
 """Tokens a step that are prepared for on CUDA when the configuration leaves them open."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from octavo.core.errors import CapacityError
 from octavo.core.runner import profile
 from octavo.core.runner.kv_setup import kv_budget
+from octavo.core.runner.measure import measure
 from octavo.core.runner.out_of_memory import Phase, out_of_memory
 from octavo.core.runner.parts import RunnerSettings
 
@@ -68,6 +71,22 @@ def test_the_peak_is_that_of_the_largest_batch(monkeypatch):
     assert passes == [16, 4000]
     assert found.activation_bytes == 12_000
     assert found.step_token_limit is None
+
+
+@pytest.mark.parametrize(("wanted", "largest"), [(20_000, 20_000), (50_000, 40_000), (None, 8192)])
+def test_the_whole_budget_of_a_step_is_measured(monkeypatch, wanted, largest):
+    FakeCuda(monkeypatch)
+    made, passes = [], []
+    runner = SimpleNamespace(compile=dict, estimate_bytes=int)
+    measure(
+        settings(max_num_batched_tokens=wanted, max_model_len=10_000),
+        runner,
+        {},
+        set_pool=made.append,
+        run=passes.append,
+    )
+    assert passes == [16, largest]
+    assert made[0] * 16 >= largest
 
 
 def test_the_budget_is_what_the_utilization_leaves(monkeypatch):
