@@ -168,10 +168,9 @@ class KVPool:
             pools = [part for cache in layers for part in (cache.k, cache.v)]
             if copier is not None and copier(pools, copies[2], copies[3], copies[4]):
                 return
-            sources, targets = (_places(copies[row], copies[4]) for row in (2, 3))
-            for cache in layers:
-                for part in (cache.k, cache.v):
-                    part[_on(part, targets)] = part[_on(part, sources)]
+            sources, targets = (_on(layers[0].k, _places(copies[row], copies[4])) for row in (2, 3))
+            for part in pools:
+                part[targets] = part[sources]
         else:
             self._side.run(lambda: self._copy_host_run(kind, layers, *copies[2:]))
 
@@ -188,13 +187,13 @@ class KVPool:
         on_host, on_device = (targets, sources) if kind == TO_HOST else (sources, targets)
         for start, stop in _stretches(on_host, tokens, self.block_size):
             places = _places(on_device[start:stop], tokens[start:stop])
+            where = _on(layers[0].k, places)  # once: the layers are many, and uploads take time
             first = int(on_host[start]) * self.block_size
             last = first + int(tokens[start:stop].sum())
             for cache in layers:
                 for device, host in ((cache.k, cache.host_k), (cache.v, cache.host_v)):
                     assert host is not None, "a plan swaps and there is no host pool"
                     flat = host.flatten(0, 1)[first:last]
-                    where = _on(device, places)
                     if kind == TO_HOST:
                         flat.copy_(device[where], non_blocking=True)
                     else:

@@ -257,7 +257,7 @@ class ModelRunner(Worker):
         most = self.settings.max_num_seqs
         for rows in sorted({*(1 << power for power in range(most.bit_length())), most}):
             hidden = self._graph_runner.forward(*self._dummy(rows, 1), rows)
-        self._draw(hidden)
+        self._draw(hidden[:1])
 
     def _call_model(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Looked up at every call: a plugin may put another `forward` in its place."""
