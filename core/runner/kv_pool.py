@@ -169,7 +169,7 @@ class KVPool:
             if copier is not None and copier(pools, copies[2], copies[3], copies[4]):
                 return
             sources, targets = (_on(layers[0].k, _places(copies[row], copies[4])) for row in (2, 3))
-            for part in pools:
+            for part in map(_bytes, pools):
                 part[targets] = part[sources]
         else:
             self._side.run(lambda: self._copy_host_run(kind, layers, *copies[2:]))
@@ -191,9 +191,9 @@ class KVPool:
             first = int(on_host[start]) * self.block_size
             last = first + int(tokens[start:stop].sum())
             for cache in layers:
-                for device, host in ((cache.k, cache.host_k), (cache.v, cache.host_v)):
+                for part, host in ((cache.k, cache.host_k), (cache.v, cache.host_v)):
                     assert host is not None, "a plan swaps and there is no host pool"
-                    flat = host.flatten(0, 1)[first:last]
+                    flat, device = _bytes(host.flatten(0, 1)[first:last]), _bytes(part)
                     if kind == TO_HOST:
                         flat.copy_(device[where], non_blocking=True)
                     else:
@@ -211,6 +211,12 @@ def _stretches(blocks: Int32, tokens: Int32, block_size: int) -> list[tuple[int,
     joined = (np.diff(blocks) == 1) & (tokens[:-1] == block_size)
     ends = [*(np.flatnonzero(~joined) + 1).tolist(), len(blocks)]
     return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """8-bit floats as bytes: not every version of torch indexes them on a GPU."""
+    eight_bits = tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1
+    return tensor.view(torch.uint8) if eight_bits else tensor
 
 
 def _on(tensor: torch.Tensor, places: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from octavo.core.contracts.attention_backend import KVLayout
 from octavo.core.contracts.model import KVSpec
@@ -203,6 +204,29 @@ def test_scattered_and_partial_blocks_go_to_the_host_and_back(layout, value_size
             for block, target, count in zip(blocks, targets, tokens, strict=True):
                 expected[target, :count] = old[block, :count]
             assert torch.equal(part, expected)
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_8_bit_floats_are_copied_as_bytes(name):
+    """On a GPU torch has no indexing for all of them."""
+    pool = pool_of(dtype=getattr(torch, name), num_host_blocks=2)
+    for cache in pool.layers:
+        for part in (cache.k, cache.v):
+            part[1] = torch.arange(64, dtype=torch.float32).view(4, 2, 8).to(part.dtype)
+
+    class Refusing(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            name = func.name().partition(".")[0]
+            indexes = name in {"aten::index", "aten::index_put_", "aten::_index_put_impl_"}
+            assert not indexes or args[0].dtype == torch.uint8
+            return func(*args, **(kwargs or {}))
+
+    with Refusing():
+        pool.copy(copies((0, 0, 1, 2, 4), (1, 0, 2, 1, 4), (2, 0, 1, 5, 4)))
+    for cache in pool.layers:
+        for part in (cache.k, cache.v):
+            for block in (2, 5):
+                assert torch.equal(part[block].float(), part[1].float())
 
 
 def test_poison_spares_the_null_block():
