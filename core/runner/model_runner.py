@@ -38,7 +38,7 @@ from octavo.core.runner.measure import measure, timed
 from octavo.core.runner.mirror import Mirror
 from octavo.core.runner.out_of_memory import Phase, out_of_memory
 from octavo.core.runner.parts import RunnerParts, RunnerSettings
-from octavo.core.runner.probe_plan import probe_plan
+from octavo.core.runner.probe_plan import probe_plan, probe_rows
 from octavo.core.runner.processors import ProcessorSet
 from octavo.core.runner.sampling_state import SamplingState
 from octavo.core.runner.sampling_step import Launched, SamplingStep
@@ -205,9 +205,20 @@ class ModelRunner(Worker):
         plan = probe_plan(tokens, self.mirror, self.model.vocab_size)
         hidden = self._prepare_and_run(plan)[1]
         if self.settings.device.type == "cuda":
-            # What sampling needs at most: raw logits, edited logits and a sorted copy.
-            logits = self.model.compute_logits(hidden[: self.settings.max_num_seqs])
-            _ = [logits.clone() for _ in range(3)]
+            self._probe_sampling(hidden[: self.settings.max_num_seqs])
+
+    def _probe_sampling(self, hidden: torch.Tensor) -> None:
+        """Draw a token for each of hidden [R, E] in the way that takes most memory: every row has
+        filters and wants logprobs, which keep the logits as they were."""
+        slots = np.arange(len(hidden), dtype=np.intp)
+        for row in probe_rows(len(hidden)):
+            self._sampling.attach(row)
+        logits = self.model.compute_logits(hidden)
+        kept = logits.clone()
+        self._sampler.sample(logits, self._sampling.batch(slots, np.zeros(len(slots), np.int64)))
+        del kept
+        for slot in slots.tolist():
+            self._sampling.release(slot)
 
     def _set_pool(self, num_blocks: int, num_host_blocks: int = 0, poison: bool = False) -> None:
         self._drop_pool()

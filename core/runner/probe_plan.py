@@ -46,3 +46,21 @@ def probe_plan(num_tokens: int, mirror: Mirror, vocab_size: int) -> StepPlan:
         copies=np.zeros((5, 0), np.int32),
         admitted=admitted,
     )
+
+
+def probe_rows(num: int) -> list[AdmittedRow]:
+    """Sequences in the first `num` slots with top_p and min_p, and no top_k that narrows them."""
+    sampling = SamplingParams(temperature=1.0, top_p=0.95, min_p=1e-6)
+    return [
+        AdmittedRow(
+            slot=slot,
+            handle=slot,
+            token_ids=np.zeros(1, np.int32),
+            num_prompt=1,
+            num_computed=0,
+            blocks=np.zeros((1, 1), np.int32),
+            sampling=sampling,
+            seed=slot,
+        )
+        for slot in range(num)
+    ]

@@ -324,3 +324,21 @@ def test_layers_in_two_groups(tiny_llama, monkeypatch):
         [0, 5, 6, 7],
     ]
     runner.close()
+
+
+def test_memory_of_sampling_is_measured_with_filters_in_every_row(runner, driver, monkeypatch):
+    sample, seen = runner._sampler.sample, []
+
+    def spy(logits, batch):
+        seen.append((len(logits), batch.any_top_p, batch.any_min_p, batch.any_top_k))
+        return sample(logits, batch)
+
+    monkeypatch.setattr(runner._sampler, "sample", spy)
+    with torch.inference_mode():
+        runner._probe_sampling(torch.randn(6, 32))
+    assert seen == [(6, True, True, False)]
+    # Nothing of it stays: the next greedy request is greedy.
+    tokens = prompt(5)
+    driver.admit(0, tokens)
+    driver.run(runner, {0: 5})
+    assert seen[1] == (1, False, False, False)
