@@ -563,6 +563,7 @@ def test_nothing_outlives_a_command_that_is_killed() -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_ctrl_c_prints_what_there_is(tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     process = subprocess.Popen(

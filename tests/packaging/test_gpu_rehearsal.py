@@ -49,6 +49,7 @@ def modules(repository: Path, *names: str) -> list[Path]:
     return [repository / "tests" / "gpu" / f"test_gpu_{name}.py" for name in names]
 
 
+@pytest.mark.slow
 def test_engines_for_a_gpu(repository: Path) -> None:
     check(repository, modules(repository, "demo", "engine", "families", "ahead", "memory"))
 

@@ -175,7 +175,7 @@ def outcome(engine, workload):
 
 
 @settings(
-    max_examples=60,
+    max_examples=40,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(workload=workloads())

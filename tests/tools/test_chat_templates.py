@@ -122,8 +122,10 @@ def test_bad_templates_are_bounded_and_harm_nobody(template: str, says: str) -> 
 
 
 def test_a_render_that_is_given_up_frees_its_process() -> None:
+    """At its time limit, if it does not end before."""
+
     async def go() -> None:
-        made = renderer(PLAIN, processes=1)
+        made = renderer(PLAIN, processes=1, timeout_s=1.0)
         try:
             task = asyncio.create_task(render(made, template=ENDLESS))
             while not children():
