@@ -140,29 +140,19 @@ class SamplingState:
         all_greedy = not random.any()
         if not all_greedy:
             self._write(slots, positions, columns)
-        floats, ints = self._floats.device, self._ints.device
-        return SamplingBatch(
-            num_rows=num,
-            temperature=floats[0, :num],
-            top_p=floats[1, :num],
-            min_p=floats[2, :num],
-            seed=ints[0, :num],
-            position=ints[1, :num],
-            index=ints[2, :num],
-            top_k=self._top_k_device[:num],
+        return self._at_fixed_addresses(
+            columns,
             all_greedy=all_greedy,
             any_top_k=not all_greedy and bool((random & (columns.top_k < self.vocab_size)).any()),
             any_top_p=not all_greedy and bool((random & (columns.top_p < 1)).any()),
             any_min_p=not all_greedy and bool((random & (columns.min_p > 0)).any()),
             max_logprobs=int(self._logprobs[slots].max()) if self._num_logprobs and num else -1,
-            host=columns,
         )
 
-    def unfiltered(self, num: int) -> SamplingBatch:
-        """A batch of `num` rows without filters at the addresses that all batches have. What its
-        tensors hold is up to `fill`."""
+    def _at_fixed_addresses(self, host: SamplingColumns, **flags: Any) -> SamplingBatch:
+        """A batch with these columns; its tensors lie where those of all batches do."""
+        num = len(host.temperature)
         floats, ints = self._floats.device, self._ints.device
-        ones = np.ones(num, np.float32)
         return SamplingBatch(
             num_rows=num,
             temperature=floats[0, :num],
@@ -172,14 +162,21 @@ class SamplingState:
             position=ints[1, :num],
             index=ints[2, :num],
             top_k=self._top_k_device[:num],
+            host=host,
+            **flags,
+        )
+
+    def unfiltered(self, num: int) -> SamplingBatch:
+        """A batch of `num` rows without filters at the addresses that all batches have. What its
+        tensors hold is up to `fill`."""
+        ones, zeros = np.ones(num, np.float32), np.zeros(num, np.float32)
+        return self._at_fixed_addresses(
+            SamplingColumns(ones, np.full(num, self.vocab_size, np.int32), ones, zeros),
             all_greedy=False,
             any_top_k=False,
             any_top_p=False,
             any_min_p=False,
             max_logprobs=NO_LOGPROBS,
-            host=SamplingColumns(
-                ones, np.full(num, self.vocab_size, np.int32), ones, np.zeros(num, np.float32)
-            ),
         )
 
     def fill(self, batch: SamplingBatch) -> None:
