@@ -55,6 +55,7 @@ def test_work_counts_the_head_once_a_token() -> None:
     assert work_of(report, {**model, "tie_word_embeddings": True}) == Work(800, 200, 1600, 400)
 
 
+@pytest.mark.slow
 def test_engines_take_turns_and_do_the_same_work(folder: Path) -> None:
     args = Namespace(num_prompts=[1, 3], input_len=9, output_len=4, rounds=2)
     config = {"model": {"source": str(folder)}, "kv_cache": {"num_blocks": 40}}

@@ -44,6 +44,7 @@ def test_every_example_passes_check(environment, name):
     assert sum(v["outcome"] == "kept" for v in found["verdicts"]) >= 8
 
 
+@pytest.mark.slow
 def test_the_examples_own_tests_pass(environment):
     plugin = ("-p", "octavo.core.testing.pytest_plugin", "-p", "no:cacheprovider")
     for name in NAMES:
