@@ -7,6 +7,7 @@ so that a test or a caller may set them after the import.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,9 +133,12 @@ TRACE_HOOKS = EnvVar(
 _SECRET = (API_KEYS.name,)
 
 
-def for_child() -> dict[str, str]:
-    """This process's environment, for one that has no use for secrets."""
-    return {name: value for name, value in os.environ.items() if name not in _SECRET}
+def child_environment(*, secrets: bool = False) -> dict[str, str]:
+    """For a Python process that imports from the same places as this one. secrets: whether it has
+    a use for them."""
+    kept = {name: value for name, value in os.environ.items() if secrets or name not in _SECRET}
+    places = [place or os.getcwd() for place in sys.path]
+    return {**kept, "PYTHONPATH": os.pathsep.join(dict.fromkeys(places))}
 
 
 ALL: tuple[EnvVar, ...] = (PLUGINS, CACHE_DIR, LOG_LEVEL, CPU_ISA, API_KEYS, TRACE_HOOKS)

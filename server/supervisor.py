@@ -19,8 +19,9 @@ from collections.abc import Callable, Mapping
 
 from octavo.core.config.models import EngineConfig
 from octavo.core.engine_process.client import client_name
-from octavo.core.engine_process.process import EngineProcess, child_environment, plain
+from octavo.core.engine_process.process import EngineProcess, plain
 from octavo.core.engine_process.wire import Settled
+from octavo.core.envvars import child_environment
 from octavo.core.errors import OctavoError
 from octavo.plugins.observers.prometheus.board import Board
 from octavo.server import control
@@ -196,7 +197,7 @@ class _Worker:
                 stdin=subprocess.DEVNULL,
                 pass_fds=passed if shared is None else (*passed, shared),
                 start_new_session=True,
-                env=child_environment(),
+                env=child_environment(secrets=True),
             )
         self._writer: asyncio.StreamWriter | None = None
         self._early: list[bytes] = []

@@ -10,16 +10,17 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from octavo.core import envvars, errors
+from octavo.core import errors
 from octavo.core.config.models import EngineConfig
 from octavo.core.engine_process import wire
 from octavo.core.engine_process.channel import Channel
 from octavo.core.engine_process.folder import address, make_folder, remove_folder
 from octavo.core.engine_process.link import EngineLink
+from octavo.core.envvars import child_environment
 from octavo.core.errors import EngineDeadError, OctavoError
 
 logger = logging.getLogger(__name__)
@@ -244,7 +245,7 @@ class _Run:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             pass_fds=pass_fds,
-            env=child_environment(envvars.for_child()),
+            env=child_environment(),
         )
         threading.Thread(target=self._wait, name="engine-exit", daemon=True).start()
         self.channel = Channel(address(folder), wire.OWNER, on_message)
@@ -298,9 +299,3 @@ def plain(config: EngineConfig) -> dict[str, Any]:
         mode="json", exclude_unset=True, exclude={"server": {"api_keys"}}
     )
     return data
-
-
-def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Environment for a Python process that imports from the same places as this one."""
-    places = [place or os.getcwd() for place in sys.path]
-    return {**environment, "PYTHONPATH": os.pathsep.join(dict.fromkeys(places))}

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from octavo.core import envvars
+from octavo.core.envvars import child_environment
 from octavo.core.grammar import wire
 
 logger = logging.getLogger(__name__)
@@ -77,13 +77,6 @@ class CompileProcess:
 
 
 def _environment() -> dict[str, str]:
-    """For a process that imports from the same places as this one, and computes on one thread."""
-    places = [place or os.getcwd() for place in sys.path]
+    """For a process that computes on one thread."""
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    path = os.pathsep.join(dict.fromkeys(places))
-    return {
-        **envvars.for_child(),
-        **one_thread,
-        "PYTHONPATH": path,
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    return {**child_environment(), **one_thread, "TOKENIZERS_PARALLELISM": "false"}

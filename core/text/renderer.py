@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from octavo.core import envvars
 from octavo.core.contracts.tokenizer import ChatSource
+from octavo.core.envvars import child_environment
 from octavo.core.errors import OctavoError, RequestError
 from octavo.core.text.render_main import LENGTH, Ready, Rendered, Rendering, Setting, frame
 
@@ -154,7 +154,7 @@ class _Process:
             str(memory),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env=envvars.for_child() | {"OPENBLAS_NUM_THREADS": "1"},
+            env=child_environment() | {"OPENBLAS_NUM_THREADS": "1"},
             start_new_session=True,
         )
         return cls(inner)

@@ -190,6 +190,6 @@ def test_children_that_need_no_keys_get_none(monkeypatch):
 
     monkeypatch.setenv("OCTAVO_API_KEYS", "secret-key")
     monkeypatch.setenv("SOMETHING_ELSE", "kept")
-    for environment in (envvars.for_child(), compile_process._environment()):
+    for environment in (envvars.child_environment(), compile_process._environment()):
         assert "secret-key" not in environment.values()
         assert environment["SOMETHING_ELSE"] == "kept"
