@@ -34,8 +34,9 @@ Draw = Callable[[], tuple[torch.Tensor, torch.Tensor] | None]
 class Launched:
     """Tokens of a step as the device draws them. slots: intp[R]. token_ids: int64[R], on the
     device. logprobs: of the rows that want them. places: where the mirror has placeholders, None
-    as long as nothing had to go on without the tokens. fed: see `TokenFeed`. errors: by row, once
-    the processors have the tokens."""
+    as long as nothing had to go on without the tokens. fed: see `TokenFeed`. known: the tokens and
+    which of them are valid, once the host and the processors have them; errors: by row, from then
+    on."""
 
     slots: NDArray[np.intp]
     token_ids: torch.Tensor
@@ -43,13 +44,8 @@ class Launched:
     logprobs: LogprobColumns | None
     places: NDArray[np.intp] | None = None
     fed: bool = False
-    accepted: bool = False
+    known: tuple[Int32, NDArray[np.bool_]] | None = None
     errors: dict[int, str] = field(default_factory=dict)
-
-    def tokens(self) -> tuple[Int32, NDArray[np.bool_]]:
-        """(token ids, which of them are valid), waiting for them."""
-        token_ids, valid = self.copy.wait()
-        return token_ids.astype(np.int32), valid
 
 
 @dataclass(frozen=True)
@@ -140,12 +136,14 @@ class SamplingStep:
         self.unfinished.append(launched)
         return launched
 
-    def _accept(self, launched: Launched) -> None:
-        """Let the processors see the tokens, and note which rows have failed by then."""
-        if launched.accepted:
-            return
-        launched.accepted = True
-        slots, (token_ids, valid) = launched.slots, launched.tokens()
+    def _accept(self, launched: Launched) -> tuple[Int32, NDArray[np.bool_]]:
+        """Wait for the tokens, once let the processors see them and note which rows have failed by
+        then; the tokens, and which of them are valid."""
+        if launched.known is not None:
+            return launched.known
+        drawn, valid = launched.copy.wait()
+        slots, token_ids = launched.slots, drawn.astype(np.int32)
+        launched.known = token_ids, valid
         if self._processors.active:
             self._processors.accept(slots[valid], token_ids[valid])
         if not valid.all():
@@ -155,12 +153,12 @@ class SamplingStep:
             for row, slot in enumerate(slots.tolist()):
                 if slot in failed:
                     launched.errors[row] = failed[slot]
+        return launched.known
 
     def finish(self, launched: Launched) -> Finished:
         """Wait for the tokens of the oldest unfinished step, and take them over."""
         assert self.unfinished[0] is launched, "steps finish in the order of their launch"
-        self._accept(launched)
-        token_ids, valid = launched.tokens()
+        token_ids, valid = self._accept(launched)
         if launched.places is None:
             self._mirror.append(launched.slots, token_ids)
         else:
