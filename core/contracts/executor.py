@@ -149,8 +149,7 @@ class ExecutorContext:
 class Executor(ABC):
     """max_in_flight: how many plans may be submitted before the first must be collected. 1 means
     synchronous; with more the engine plans step N + 1 while step N runs. Known when `start` has
-    returned. computes: False for one
-    whose tokens are made up, for simulation."""
+    returned. computes: False for one whose tokens are made up, for simulation."""
 
     max_in_flight: int = 1
     computes: bool = True

@@ -95,7 +95,7 @@ class BatchBuilder:
         self._borders: list[NDArray[np.intp]] = []
         self._age = 0  # decode steps since the borders were found
         self._advances = 0  # of the mirror, when `_decode_batch` was filled
-        self._twins = device.type == "cuda"
+        self._twins = device.type != "cpu"
 
     def build(self, plan: StepPlan) -> StepBatch:
         """The batch of a plan that the mirror has already applied. The copies that the last call
