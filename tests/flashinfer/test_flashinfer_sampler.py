@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.sampler import SamplerContext
-from octavo.core.messages import AdmittedRow
-from octavo.core.runner.sampling_state import SamplingState
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.testing.conformance.sampler import make_batch
 from octavo.plugins.samplers.torch_sampler import TorchSampler
 
 pytest.importorskip("triton")
@@ -31,23 +29,11 @@ PARAMS = [
 
 
 def batch(params, seed, vocab_size=VOCABULARY):
-    state = SamplingState(len(params), vocab_size, CPU)
-    for slot, values in enumerate(params):
-        state.attach(
-            AdmittedRow(
-                slot=slot,
-                handle=slot,
-                token_ids=np.zeros(1, np.int32),
-                num_prompt=1,
-                num_computed=0,
-                blocks=np.zeros((1, 1), np.int32),
-                sampling=SamplingParams(**values),
-                seed=seed * 100 + slot,
-                index=slot % 3,
-            )
-        )
-    positions = np.arange(len(params), dtype=np.int64) + seed
-    return state.batch(np.arange(len(params), dtype=np.intp), positions)
+    draws = [
+        (SamplingParams(**values), seed * 100 + slot, slot + seed, slot % 3)
+        for slot, values in enumerate(params)
+    ]
+    return make_batch(vocab_size, draws)
 
 
 def samplers(kind="flashinfer", vocab_size=VOCABULARY):

@@ -12,9 +12,8 @@ from torch.nn import functional
 from octavo.core import random
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.sampler import SamplerContext
-from octavo.core.messages import AdmittedRow
-from octavo.core.runner.sampling_state import SamplingState
 from octavo.core.sampling_params import SamplingParams
+from octavo.core.testing.conformance.sampler import make_batch
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -102,22 +101,10 @@ def test_the_draw_has_the_noise_of_the_contract(device, rehearsing):
 
 
 def batch(device, params, vocab_size):
-    state = SamplingState(len(params), vocab_size, torch.device(device))
-    for slot, values in enumerate(params):
-        state.attach(
-            AdmittedRow(
-                slot=slot,
-                handle=slot,
-                token_ids=np.zeros(1, np.int32),
-                num_prompt=1,
-                num_computed=0,
-                blocks=np.zeros((1, 1), np.int32),
-                sampling=SamplingParams(**values),
-                seed=slot + 5,
-            )
-        )
-    rows = np.arange(len(params), dtype=np.intp)
-    return state.batch(rows, rows.astype(np.int64) * 11)
+    draws = [
+        (SamplingParams(**values), slot + 5, slot * 11, 0) for slot, values in enumerate(params)
+    ]
+    return make_batch(vocab_size, draws, device)
 
 
 def without_waiting(call, *args):
