@@ -17,7 +17,7 @@ from octavo.core.errors import EngineDeadError, OctavoError, RequestError
 from octavo.core.messages import EngineOutputs
 from octavo.core.outputs import RequestOutput
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.text.chat import Conversation, render_chat
+from octavo.core.text.chat import Conversation, chat_text, render_chat
 from octavo.core.text.detokenizer import TokenTable
 from octavo.core.text.inputs import InputProcessor, PreparedRequest, Prompt
 from octavo.core.text.output_processor import OutputProcessor
@@ -263,6 +263,30 @@ class AsyncLLM:
         return await self._in_pool(
             lambda: render_chat(
                 self.inputs,
+                messages,
+                template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                kwargs=chat_template_kwargs,
+            )
+        )
+
+    async def chat_text(
+        self,
+        messages: Conversation,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """As `render_chat`: the text alone, not tokenized, of any length."""
+        await self.start()
+        return await self._in_pool(
+            lambda: chat_text(
+                self.tokenizer,
                 messages,
                 template=chat_template,
                 add_generation_prompt=add_generation_prompt,

@@ -9,7 +9,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.server.answer import Answer, AnswerReader, Arguments, Begin, Event, Plan, Reasoning
 from octavo.server.endpoint import DataEvents, has_more
 from octavo.server.engine import Choice, Output, TokenLogprob
-from octavo.server.generation import Job, Prompt, hides_last
+from octavo.server.generation import GivenPrompt, GivenText, Job, hides_last
 from octavo.server.large_body import MANY_MESSAGES
 from octavo.server.protocol.chat import (
     CalledFunction,
@@ -43,8 +43,8 @@ class Chat:
         params = body.sampling_params(state.defaults, state.llm.inputs.vocab_size)
         return plan_for(state, body, params).adjusted(params, state.llm.tokenizer)
 
-    async def prompts(self, state: ServerState, body: ChatRequest) -> list[Prompt]:
-        return [await render(state, body)]
+    async def prompts(self, state: ServerState, body: ChatRequest) -> list[GivenPrompt]:
+        return [GivenText(await render(state, body), body.add_special_tokens)]
 
     def writer(self, state: ServerState, job: Job) -> ChatWriter:
         return ChatWriter(state, job)
@@ -61,15 +61,14 @@ def plan_for(state: ServerState, body: ChatRequest, params: SamplingParams) -> P
     )
 
 
-async def render(state: ServerState, body: TemplateFields) -> Prompt:
-    """The prompt that the chat template makes of a conversation."""
+async def render(state: ServerState, body: TemplateFields) -> str:
+    """The text that the chat template makes of a conversation."""
     trusted = state.config.server.trust_request_chat_template
     arguments = body.template_arguments(trust_template=trusted)
     messages = await state.threads.if_large(
         len(body.messages) > MANY_MESSAGES, lambda: [each.for_template() for each in body.messages]
     )
-    text = await state.chats.render(messages, arguments)
-    return Prompt(await state.encode(text, add_special_tokens=body.add_special_tokens), text)
+    return await state.chats.render(messages, arguments)
 
 
 class ChatWriter(DataEvents):

@@ -59,12 +59,11 @@ class Chats:
     async def render(
         self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
     ) -> str:
-        """The text of the prompt. arguments: of `Engine.render_chat`. Raises `RequestError`."""
+        """The text of the prompt. arguments: of `Engine.chat_text`. Raises `RequestError`."""
         template = arguments.get("chat_template")
         renderer = self._own if template is None else self._requests
         if renderer is None:
-            rendered = await self._llm.render_chat(messages, **arguments)
-            return str(rendered["prompt"])
+            return await self._llm.chat_text(messages, **arguments)
         return await renderer.render(
             messages,
             tools=arguments["tools"],

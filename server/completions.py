@@ -8,8 +8,7 @@ from typing import Any
 from octavo.core.sampling_params import SamplingParams
 from octavo.server.endpoint import DataEvents, has_more
 from octavo.server.engine import Choice, Output, TokenLogprob
-from octavo.server.generation import Job, Prompt
-from octavo.server.large_body import LARGE
+from octavo.server.generation import GivenPrompt, GivenText, Job
 from octavo.server.protocol.common import Usage
 from octavo.server.protocol.completions import (
     CompletionChoice,
@@ -32,17 +31,11 @@ class Completions:
     def params(self, state: ServerState, body: CompletionRequest) -> SamplingParams:
         return body.sampling_params(state.defaults, state.llm.inputs.vocab_size)
 
-    async def prompts(self, state: ServerState, body: CompletionRequest) -> list[Prompt]:
-        encode = state.llm.inputs.encode
-
-        def prompt(given: str | list[int]) -> Prompt:
-            if not isinstance(given, str):
-                return Prompt(given, None)
-            return Prompt(encode(given, add_special_tokens=body.add_special_tokens), given)
-
-        prompts = body.prompts
-        large = sum(map(len, prompts)) >= LARGE
-        return await state.threads.run(large, lambda: [prompt(given) for given in prompts])
+    async def prompts(self, state: ServerState, body: CompletionRequest) -> list[GivenPrompt]:
+        special = body.add_special_tokens
+        return [
+            GivenText(given, special) if isinstance(given, str) else given for given in body.prompts
+        ]
 
     def writer(self, state: ServerState, job: Job) -> CompletionWriter:
         return CompletionWriter(state, job)

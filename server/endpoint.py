@@ -17,9 +17,9 @@ from octavo.server.body import parsed, read_body
 from octavo.server.disconnect import EventStream, until_gone
 from octavo.server.engine import Choice, Output
 from octavo.server.errors import ApiError, from_exception
-from octavo.server.generation import Job, Limits, Prompt, Run
+from octavo.server.generation import GivenPrompt, GivenText, Job, Limits, Run
 from octavo.server.joined import Joined
-from octavo.server.large_body import MANY_IDS
+from octavo.server.large_body import LARGE, MANY_IDS
 from octavo.server.protocol.common import Response, Usage, parse
 from octavo.server.protocol.sampling import SamplingRequest
 from octavo.server.request_log import log_request
@@ -92,8 +92,8 @@ class Endpoint(Protocol[B]):
     def params(self, state: ServerState, body: B) -> SamplingParams:
         """What the engine is asked for, but for max_tokens."""
 
-    async def prompts(self, state: ServerState, body: B) -> list[Prompt]:
-        """Tokenize or render, off the event loop."""
+    async def prompts(self, state: ServerState, body: B) -> list[GivenPrompt]:
+        """Texts, rendered off the event loop, or token ids."""
 
     def writer(self, state: ServerState, job: Job) -> Writer: ...
 
@@ -138,13 +138,21 @@ class Handler(Generic[B]):
 
     async def _job(self, state: ServerState, body: B, model: str, asked_id: str | None) -> Job:
         params = self._endpoint.params(state, body)
-        prompts = await self._endpoint.prompts(state, body)
+        given = await self._endpoint.prompts(state, body)
         answer_id = state.answer_id(self._endpoint.prefix, body.request_id or asked_id)
         job = Job(body, answer_id, model)
         llm = state.llm
         limits = Limits(llm.max_model_len, llm.max_sequence_tokens, llm.inputs.vocab_size)
-        many = sum(len(prompt.token_ids) for prompt in prompts) > MANY_IDS
-        await state.threads.if_large(many, lambda: job.settle(prompts, params, limits))
+        texts = [len(each.text) for each in given if isinstance(each, GivenText)]
+        many_ids = sum(len(each) for each in given if isinstance(each, list)) > MANY_IDS
+
+        def settle() -> None:
+            job.settle(given, params, limits, llm.inputs)
+
+        if texts:
+            await state.threads.run(many_ids or sum(texts) >= LARGE, settle)
+        else:
+            await state.threads.if_large(many_ids, settle)
         return job
 
     async def _answer(

@@ -57,13 +57,14 @@ class Output(Protocol):
 
 
 class Inputs(Protocol):
-    """The text side's facts and blocking work: call `encode` in a thread."""
+    """The text side's facts and blocking work: call the methods in a thread."""
 
     @property
     def vocab_size(self) -> int: ...
     @property
     def parsers(self) -> AnswerParsers: ...
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    def fewest_tokens(self, text: str) -> int: ...
 
 
 class Engine(Protocol):
@@ -113,7 +114,7 @@ class Engine(Protocol):
     async def abort(self, request_id: str) -> None:
         """End a request; unknown ids are ignored."""
 
-    async def render_chat(
+    async def chat_text(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
@@ -122,8 +123,8 @@ class Engine(Protocol):
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """`prompt` and `prompt_token_ids` of a conversation."""
+    ) -> str:
+        """What the chat template makes of a conversation."""
 
     async def reset_prefix_cache(self) -> bool:
         """Forget cached prompts; False while requests run."""

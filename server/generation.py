@@ -14,7 +14,7 @@ import msgspec
 from octavo.core.errors import RequestError
 from octavo.core.sampling_params import SamplingParams
 from octavo.server.disconnect import cancel
-from octavo.server.engine import Engine, Output, closing
+from octavo.server.engine import Engine, Inputs, Output, closing
 from octavo.server.errors import ApiError, unavailable
 from octavo.server.joined import Joined, MadeOutput
 from octavo.server.overload import Place
@@ -25,6 +25,17 @@ from octavo.server.state import ServerState
 
 MAX_SEQUENCES = 4096
 """Most choices, prompts times n, of one request."""
+
+
+@dataclass(frozen=True)
+class GivenText:
+    """A prompt that is to be tokenized."""
+
+    text: str
+    add_special_tokens: bool
+
+
+GivenPrompt = GivenText | list[int]
 
 
 @dataclass(frozen=True)
@@ -70,8 +81,10 @@ class Job:
     place: Place | None = None
     key_name: str | None = None
 
-    def settle(self, prompts: Sequence[Prompt], base: SamplingParams, limits: Limits) -> None:
-        """Fit prompts and limits into the context and the KV pool.
+    def settle(
+        self, prompts: Sequence[GivenPrompt], base: SamplingParams, limits: Limits, inputs: Inputs
+    ) -> None:
+        """Tokenize the prompts; fit them and the limits into the context and the KV pool.
 
         Raises `ApiError` 400 for a prompt that is empty, too long, or holds ids that the
         vocabulary lacks.
@@ -83,8 +96,13 @@ class Job:
                 param="n",
                 code="value_above_maximum",
             )
+        texts = [given.text for given in prompts if isinstance(given, GivenText)]
+        if body.truncate_prompt_tokens is None:
+            for text in texts:
+                if least := inputs.fewest_tokens(text):
+                    _room(least, body, limits, "at least ")
         for given in prompts:
-            prompt = _truncate(given, body, limits)
+            prompt = _truncate(_tokenized(given, inputs), body, limits)
             room = _room(len(prompt.token_ids), body, limits)
             _check_ids(prompt.token_ids, body, limits)
             self.prompts.append(prompt)
@@ -105,6 +123,13 @@ class Job:
             total_tokens=prompt_tokens + self.completion_tokens,
             prompt_tokens_details=cached,
         )
+
+
+def _tokenized(given: GivenPrompt, inputs: Inputs) -> Prompt:
+    if not isinstance(given, GivenText):
+        return Prompt(given, None)
+    token_ids = inputs.encode(given.text, add_special_tokens=given.add_special_tokens)
+    return Prompt(token_ids, given.text)
 
 
 def _truncate(prompt: Prompt, body: SamplingRequest, limits: Limits) -> Prompt:
@@ -139,12 +164,13 @@ def _check_ids(token_ids: Sequence[int], body: SamplingRequest, limits: Limits) 
         )
 
 
-def _room(length: int, body: SamplingRequest, limits: Limits) -> int:
-    """max_tokens for a prompt of this length."""
+def _room(length: int, body: SamplingRequest, limits: Limits, bound: str = "") -> int:
+    """max_tokens for a prompt of this length. bound: what stands before the length where it is not
+    known exactly."""
     asked, most = body.token_limit, limits.max_sequence_tokens
     if asked is None:
         if length >= most:
-            what = f"the prompt has {length} tokens, and one more must fit"
+            what = f"the prompt has {bound}{length} tokens, and one more must fit"
             raise limits.exceeded(body, what, length + 1)
         return most - length
     if asked == 0 and not getattr(body, "echo", False):
@@ -156,8 +182,8 @@ def _room(length: int, body: SamplingRequest, limits: Limits) -> int:
     if length + asked > most:
         raise limits.exceeded(
             body,
-            f"the prompt has {length} tokens and {body.limit_name} asks for {asked}, "
-            f"together {length + asked}",
+            f"the prompt has {bound}{length} tokens and {body.limit_name} asks for {asked}, "
+            f"together {bound}{length + asked}",
             length + asked,
         )
     return asked

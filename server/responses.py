@@ -9,7 +9,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.server.answer import AnswerReader, Plan
 from octavo.server.engine import Choice, Output
 from octavo.server.errors import ApiError
-from octavo.server.generation import Job, Prompt, hides_last
+from octavo.server.generation import GivenPrompt, GivenText, Job, hides_last
 from octavo.server.large_body import MANY_MESSAGES
 from octavo.server.protocol.chat import TokenLogprob
 from octavo.server.protocol.common import Usage
@@ -47,7 +47,7 @@ class Responses:
             )
         return plan.adjusted(params, state.llm.tokenizer)
 
-    async def prompts(self, state: ServerState, body: ResponsesRequest) -> list[Prompt]:
+    async def prompts(self, state: ServerState, body: ResponsesRequest) -> list[GivenPrompt]:
         arguments = {
             "tools": [tool.for_template() for tool in body.chat_tools()] or None,
             "add_generation_prompt": True,
@@ -56,8 +56,7 @@ class Responses:
         }
         many = len(body.input) > MANY_MESSAGES and not isinstance(body.input, str)
         messages = await state.threads.if_large(many, lambda: to_messages(body))
-        text = await state.chats.render(messages, arguments)
-        return [Prompt(await state.encode(text, add_special_tokens=False), text)]
+        return [GivenText(await state.chats.render(messages, arguments), False)]
 
     def writer(self, state: ServerState, job: Job) -> ResponsesWriter:
         return ResponsesWriter(state, job)

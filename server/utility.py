@@ -12,7 +12,6 @@ import octavo
 from octavo.server.body import parsed, read_body
 from octavo.server.chat import render
 from octavo.server.errors import ApiError, from_exception
-from octavo.server.generation import Prompt
 from octavo.server.large_body import MANY_IDS
 from octavo.server.openapi import page
 from octavo.server.protocol import common
@@ -115,14 +114,12 @@ async def tokenize(request: Request) -> Response:
     body = await _body(request, _kind_of_prompt)
     state.require_ready()
     try:
-        prompt = await _tokens(state, body)
+        token_ids = await _tokens(state, body)
     except Exception as error:
         raise from_exception(error) from error
-    large = len(prompt.token_ids) > MANY_IDS
+    large = len(token_ids) > MANY_IDS
     strings = body.return_token_strs
-    return _json(
-        await state.threads.run(large, lambda: _tokenized(state, prompt.token_ids, strings))
-    )
+    return _json(await state.threads.run(large, lambda: _tokenized(state, token_ids, strings)))
 
 
 def _tokenized(state: ServerState, token_ids: list[int], strings: bool) -> bytes:
@@ -155,11 +152,9 @@ async def _body(request: Request, kind: Callable[[Mapping[str, Any]], type[R]]) 
     return body
 
 
-async def _tokens(state: ServerState, body: TokenizeTextRequest | TokenizeChatRequest) -> Prompt:
-    if isinstance(body, TokenizeChatRequest):
-        return await render(state, body)
-    text, special = body.prompt, body.add_special_tokens
-    return Prompt(await state.encode(text, add_special_tokens=special), text)
+async def _tokens(state: ServerState, body: TokenizeTextRequest | TokenizeChatRequest) -> list[int]:
+    text = await render(state, body) if isinstance(body, TokenizeChatRequest) else body.prompt
+    return await state.encode(text, add_special_tokens=body.add_special_tokens)
 
 
 async def detokenize(request: Request) -> Response:

@@ -206,7 +206,7 @@ class Child:
             prompt = render_chat(self._inputs, list(call.messages))
             ids: Sequence[int] = prompt["prompt_token_ids"]
             return ids
-        encoded: Sequence[int] = self._inputs.encode(call.as_text)
+        encoded: Sequence[int] = self._inputs.encode_prompt(call.as_text)
         return encoded
 
 

@@ -157,7 +157,7 @@ KINDS: dict[str, Kind] = _kinds(
         tokenizer.Tokenizer,
         tokenizer.TokenizerContext,
         "model.tokenizer_backend",
-        "1.1",
+        "1.2",
     ),
     Kind(
         "tool_parser",

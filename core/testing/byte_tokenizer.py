@@ -60,6 +60,9 @@ class ByteTokenizer(Tokenizer):
                     break
         return ids
 
+    def fewest_tokens(self, text: str) -> int:
+        return len(text) // self._longest
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         hidden = self.special_ids if skip_special_tokens else frozenset()
         data = b"".join(self.token_bytes(i) for i in token_ids if i not in hidden)

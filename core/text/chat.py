@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from octavo.core.contracts.tokenizer import Tokenizer
 from octavo.core.errors import RequestError
 from octavo.core.text.inputs import InputProcessor
 
@@ -12,8 +13,18 @@ Conversation = Sequence[Mapping[str, Any]]
 """Messages in OpenAI's form: `{"role": ..., "content": ...}`."""
 
 
-def render_chat(
-    inputs: InputProcessor,
+def render_chat(inputs: InputProcessor, messages: Conversation, **keywords: Any) -> dict[str, Any]:
+    """A prompt (`prompt` and `prompt_token_ids`) from a conversation. keywords: of `chat_text`.
+    The template writes the special tokens itself. Raises `RequestError` and `RequestTooLong`."""
+    text = chat_text(inputs.tokenizer, messages, **keywords)
+    return {
+        "prompt": text,
+        "prompt_token_ids": inputs.encode_prompt(text, add_special_tokens=False),
+    }
+
+
+def chat_text(
+    tokenizer: Tokenizer,
     messages: Conversation,
     *,
     template: str | None = None,
@@ -21,10 +32,9 @@ def render_chat(
     continue_final_message: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
     kwargs: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """A prompt (`prompt` and `prompt_token_ids`) from a conversation. The template writes the
-    special tokens itself. add_generation_prompt: by default where no message is continued. Raises
-    `RequestError`."""
+) -> str:
+    """The text that the template makes of a conversation. add_generation_prompt: by default where
+    no message is continued. Raises `RequestError`."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise RequestError("messages must be a list of at least one message", param="messages")
     for place, message in enumerate(messages):
@@ -40,7 +50,7 @@ def render_chat(
         )
     if add_generation_prompt is None:
         add_generation_prompt = not continue_final_message
-    text = inputs.tokenizer.chat(
+    return tokenizer.chat(
         messages,
         tools=tools,
         add_generation_prompt=add_generation_prompt,
@@ -48,4 +58,3 @@ def render_chat(
         template=template,
         kwargs=kwargs,
     )
-    return {"prompt": text, "prompt_token_ids": inputs.encode(text, add_special_tokens=False)}

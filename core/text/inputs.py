@@ -49,6 +49,10 @@ _GENERATION_KEYS = {
 }
 
 
+_LONG = 256 * 2**10
+"""Characters of a text that takes a tenth of a second and more to encode."""
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
     """One caller's request. requests: one a choice, choice 0 first. sampling: as resolved."""
@@ -153,6 +157,21 @@ class InputProcessor:
             return token_ids[1:]
         return token_ids
 
+    def fewest_tokens(self, text: str) -> int:
+        """How many tokens `encode` gives at least, found without it, which would take seconds for
+        a text far too long. 0: nothing is known, or the text is soon encoded."""
+        if len(text) < _LONG:
+            return 0
+        _utf8("prompt", text)
+        return max(0, self.tokenizer.fewest_tokens(text) - 1)  # `encode` may drop a begin token
+
+    def encode_prompt(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """As `encode`. Raises `RequestTooLong`, at once for a text far too long."""
+        least = self.fewest_tokens(text)
+        if least >= self.max_model_len:
+            raise self._too_long(f"at least {least}")
+        return self.encode(text, add_special_tokens=add_special_tokens)
+
     def _read(
         self, prompt: Prompt, add_special_tokens: bool
     ) -> tuple[str | None, list[int], str | None]:
@@ -183,7 +202,7 @@ class InputProcessor:
             )
         if ids is not None or text is None:
             return text, self._check_ids(ids), salt
-        token_ids = self.encode(text, add_special_tokens=add_special_tokens)
+        token_ids = self.encode_prompt(text, add_special_tokens=add_special_tokens)
         if not token_ids:
             raise RequestError("prompt is empty: it has no tokens", param="prompt")
         return text, token_ids, salt
@@ -214,13 +233,16 @@ class InputProcessor:
     def _room(self, token_ids: list[int]) -> int:
         room = self.max_model_len - len(token_ids)
         if room < 1:
-            raise RequestTooLong(
-                f"the prompt has {len(token_ids)} tokens, which with one token to generate is more "
-                f"than max_model_len {self.max_model_len}",
-                param="prompt",
-                code="context_length_exceeded",
-            )
+            raise self._too_long(str(len(token_ids)))
         return room
+
+    def _too_long(self, count: str) -> RequestTooLong:
+        return RequestTooLong(
+            f"the prompt has {count} tokens, which with one token to generate is more than "
+            f"max_model_len {self.max_model_len}",
+            param="prompt",
+            code="context_length_exceeded",
+        )
 
     def _check_sampling(self, sampling: SamplingParams) -> SamplingParams:
         if not isinstance(sampling, SamplingParams):

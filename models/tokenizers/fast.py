@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 
 from tokenizers import Tokenizer as Backend
 
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.tokenizer import TokenizerContext
 from octavo.core.errors import ModelError, RequestError
+from octavo.models.tokenizers.fewest import FewestTokens, fewest_tokens
 from octavo.models.tokenizers.files import (
     TOKENIZER_JSON,
     begin_token,
@@ -32,14 +34,16 @@ class FastTokenizer(TemplatedTokenizer):
         try:
             text = file.read_text(encoding="utf-8")
             self._backend = Backend.from_str(text)
-            decoder = json.loads(text).get("decoder")
+            spec = json.loads(text)
         except Exception as error:  # the library raises bare Exception
             raise ModelError(f"{file}: cannot be read as a tokenizer: {error}") from error
         self._backend.no_truncation()
         self._backend.no_padding()
         tokens = special_tokens(context.folder)
         self._set_templates(context, tokens)
-        self._alphabet = alphabet(decoder)
+        self._alphabet = alphabet(spec.get("decoder"))
+        model = spec["model"].items()
+        self._spec = spec | {"model": dict(i for i in model if i[0] not in ("vocab", "merges"))}
         self._added = self._backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in self._added.items() if token.special)
         self.vocab_size = max(self._backend.get_vocab(with_added_tokens=True).values()) + 1
@@ -57,6 +61,19 @@ class FastTokenizer(TemplatedTokenizer):
             )
         ids: list[int] = encoding.ids
         return ids
+
+    def fewest_tokens(self, text: str) -> int:
+        return 0 if self._fewest is None else self._fewest(text)
+
+    @cached_property
+    def _fewest(self) -> FewestTokens | None:
+        normalizer = self._backend.normalizer
+        contents = [str(token.content) for token in self._added.values()]
+        return fewest_tokens(
+            self._spec,
+            self._backend.get_vocab(with_added_tokens=False),
+            map(normalizer.normalize_str, contents) if normalizer is not None else (),
+        )
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))

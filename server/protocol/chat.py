@@ -160,7 +160,7 @@ class TemplateFields(Part):
     )
 
     def template_arguments(self, *, trust_template: bool) -> dict[str, Any]:
-        """Keyword arguments of `render_chat` besides the messages. trust_template: whether a
+        """Keyword arguments of `chat_text` besides the messages. trust_template: whether a
         template may come from the request."""
         generation = self.add_generation_prompt
         if self.continue_final_message and generation:

@@ -517,6 +517,12 @@ class ReplacesSurrogates(FastTokenizer):
         return super().encode(text, add_special_tokens=add_special_tokens)
 
 
+@planted(TokenizerSuite, "test_fewest_tokens_is_never_too_many")
+class CountsTheBeginToken(FastTokenizer):
+    def fewest_tokens(self, text):
+        return 1 + super().fewest_tokens(text)
+
+
 @planted(TokenizerSuite, "test_what_it_says_about_itself")
 class CountsOneTooFew(FastTokenizer):
     def __init__(self, options, context):

@@ -107,15 +107,25 @@ class Call:
     cache_salt: str | None
 
 
+FAR_TOO_LONG = 2000
+"""Longer texts are not tokenized to be refused."""
+
+
 class Inputs:
     vocab_size = VOCAB
     delay = 0.0
+    characters = 0
+    """So many have been tokenized."""
 
     def __init__(self, parsers: AnswerParsers = AnswerParsers()) -> None:  # noqa: B008
         self.parsers = parsers
 
+    def fewest_tokens(self, text: str) -> int:
+        return len(text) if len(text) > FAR_TOO_LONG else 0
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         time.sleep(self.delay)
+        self.characters += len(text)
         return ByteTokenizer().encode(text, add_special_tokens=add_special_tokens)
 
 
@@ -163,7 +173,7 @@ class FakeAsyncLLM:
     async def reset_prefix_cache(self) -> bool:
         return True
 
-    async def render_chat(
+    async def chat_text(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
@@ -172,17 +182,15 @@ class FakeAsyncLLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
+    ) -> str:
         self.conversations.append(messages)
-        text = self.tokenizer.chat(
+        return self.tokenizer.chat(
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             kwargs=chat_template_kwargs,
         )
-        ids = self.tokenizer.encode(text, add_special_tokens=False)
-        return {"prompt": text, "prompt_token_ids": ids}
 
     async def stream(
         self,

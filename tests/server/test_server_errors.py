@@ -294,6 +294,41 @@ def test_context_length(connect, fake):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_what_is_far_too_long_is_not_tokenized(connect, fake, stream):
+    text = "x" * 3000
+
+    async def go():
+        async with connect(fake) as client:
+
+            async def refused(path, limit, param, **body):
+                body |= {"stream": stream, limit: 9}
+                error = check_error(await client.post(path, json=body), 400, param)
+                assert error["code"] == "context_length_exceeded"
+                return error["message"]
+
+            message = await refused(COMPLETIONS, "max_tokens", "prompt", prompt=["a", text])
+            assert message.startswith(
+                "the prompt has at least 3000 tokens and max_tokens asks for 9, together at least "
+                "3009; the model's context is 256 tokens"
+            )
+            chat = [{"role": "user", "content": text}]
+            message = await refused(CHAT, "max_completion_tokens", "messages", messages=chat)
+            assert "at least" in message
+            assert "max_completion_tokens" in message
+            await refused("/v1/responses", "max_output_tokens", "input", input=text)
+            assert fake.inputs.characters == 0
+            # What keeps the last tokens needs them all.
+            kept = {"prompt": text + "end", "max_tokens": 2, "truncate_prompt_tokens": 5}
+            assert (await client.post(COMPLETIONS, json=kept)).status_code == 200
+            assert fake.calls[-1].prompt["prompt_token_ids"] == list(b"xxend")
+            counted = (await client.post("/tokenize", json={"prompt": text})).json()
+            assert counted["count"] == 3001
+            await control(client)
+
+    run(go())
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_what_the_pool_cannot_hold(connect, fakes, stream):
     async def go():
         fake = fakes.FakeAsyncLLM(pool=100)

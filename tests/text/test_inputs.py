@@ -87,6 +87,37 @@ def test_a_prompt_that_cannot_fit_is_refused_with_both_numbers(inputs: InputProc
     assert caught.value.param == "prompt"
 
 
+class Counting(ByteTokenizer):
+    """Counts what it has encoded."""
+
+    characters = 0
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self.characters += len(text)
+        return super().encode(text, add_special_tokens=add_special_tokens)
+
+
+def test_a_text_far_too_long_is_refused_without_being_tokenized() -> None:
+    tokenizer = Counting()
+    inputs = InputProcessor(tokenizer, max_model_len=2000)
+    text = "word " * 100_000
+    least = inputs.fewest_tokens(text)
+    assert 2000 <= least <= len(TOKENIZER.encode(text))
+    for refused in (
+        lambda: inputs.prepare(text, request_id="r"),
+        lambda: inputs.prepare({"prompt": text}, request_id="r"),
+        lambda: render_chat(inputs, [{"role": "user", "content": text}]),
+    ):
+        with pytest.raises(RequestTooLong, match=r"has at least \d+ tokens.*max_model_len 2000"):
+            refused()
+    assert tokenizer.characters == 0
+    with pytest.raises(RequestError, match="lone surrogate"):
+        inputs.prepare(text + "\ud83d", request_id="r")
+    with pytest.raises(RequestTooLong, match="has 15000 tokens, which"):  # soon encoded, so exact
+        inputs.prepare("word " * 3000, request_id="r")
+    assert len(inputs.encode(text)) == len(TOKENIZER.encode(text)), "no limit of its own"
+
+
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [

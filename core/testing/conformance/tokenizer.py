@@ -82,6 +82,19 @@ class TokenizerSuite(ConformanceSuite):
                 joined = b"".join(tokenizer.token_bytes(token) for token in ids)
                 assert not self.exact or joined == text.encode(), f"{text!r}: bytes {joined!r}"
 
+    def test_fewest_tokens_is_never_too_many(self) -> None:
+        """fewest_tokens is an int from 0 to what encode gives without special tokens."""
+        with self.tokenizer() as tokenizer:
+            names = [tokenizer.token_bytes(token).decode() for token in tokenizer.special_ids]
+            for text in (*TEXTS, " " * 300, "e\u0301" * 50, *(f" {name} " for name in names)):
+                for repeated in (text, text * 40):
+                    count = len(tokenizer.encode(repeated, add_special_tokens=False))
+                    least = tokenizer.fewest_tokens(repeated)
+                    assert isinstance(least, int), f"fewest_tokens gave {least!r}, expected an int"
+                    assert 0 <= least <= count, (
+                        f"{repeated[:20]!r} has {count} tokens, fewest_tokens says {least}"
+                    )
+
     def test_special_tokens_are_hidden_on_request(self) -> None:
         """decode hides special tokens unless it is told not to, and shows their own text then."""
         with self.tokenizer() as tokenizer:
