@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import queue
@@ -56,7 +57,9 @@ class GrammarCompiler:
         self.results: queue.SimpleQueue[Result] = queue.SimpleQueue()
         self._make_tools = make_tools
         self._jobs: queue.SimpleQueue[StructuredOutputsParams | _Drop | None] = queue.SimpleQueue()
-        self._open: dict[int, StructuredOutputsParams] = {}
+        # By job: the process that has it (by number, from 1), and what it compiles.
+        self._open: dict[int, tuple[int, StructuredOutputsParams]] = {}
+        self._spawned = 0
         self._ids = itertools.count()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -138,15 +141,16 @@ class GrammarCompiler:
         process, number = self._process, next(self._ids)
         if process is None:  # closed meanwhile
             return
+        spawned = self._spawned
         with self._lock:
-            self._open[number] = spec
+            self._open[number] = spawned, spec
         process.send(wire.Job(number, spec))
-        if process.ended:  # it ended before it saw the job, and has said so already
-            self._ended("ended")
+        if process.ended:  # it ended before it saw the job, and may have said so already
+            self._ended(spawned, "ended")
 
     def _leave(self, spec: StructuredOutputsParams) -> None:
         with self._lock:
-            numbers = [number for number, each in self._open.items() if each == spec]
+            numbers = [number for number, (_, each) in self._open.items() if each == spec]
         for number in numbers:
             if self._process is not None:
                 self._process.send(wire.Drop(number))
@@ -158,7 +162,9 @@ class GrammarCompiler:
         with self._lock:
             if self._closed:
                 return
-            process = self._process = CompileProcess(answered, self._ended)
+            self._spawned += 1
+            ended = functools.partial(self._ended, self._spawned)
+            process = self._process = CompileProcess(answered, ended)
         process.send(start)
 
     # ---- on the thread that reads the process's answers ------------------------------------------
@@ -169,7 +175,7 @@ class GrammarCompiler:
             logger.error("%s", self._broken)
             return
         with self._lock:
-            spec = self._open.pop(answer.id)
+            _, spec = self._open.pop(answer.id)
         if isinstance(answer, wire.Compiled):
             self._load(engine, spec, answer.data)
         elif isinstance(answer, wire.Dropped):
@@ -177,15 +183,17 @@ class GrammarCompiler:
         else:
             self._refuse(spec, answer.message, fault=answer.fault)
 
-    def _ended(self, how: str) -> None:
+    def _ended(self, spawned: int, how: str) -> None:
+        """A process has ended. What a later one has got since then is not lost."""
         with self._lock:
-            lost, self._open = self._open, {}
+            lost = [job for job, (number, _) in self._open.items() if number == spawned]
+            specs = [self._open.pop(job)[1] for job in lost]
             closed = self._closed
         if closed:
             return
         if self._broken is None:
             logger.warning("the process that compiles grammars %s", how)
-        for spec in lost.values():
+        for spec in specs:
             text = f"{PARAM}: the process that compiles grammars {how}"
             self._refuse(spec, self._broken or text, fault=True)
 

@@ -47,7 +47,7 @@ class GatedEngine(RegexGrammarEngine):
         self.compiled.append(spec.regex or str(spec.choice))
         if spec.regex and "slow" in spec.regex:
             self.waiting.set()
-            assert self.gate.wait(30)
+            assert self.gate.wait(60)
         return super().compile(spec)
 
 

@@ -141,7 +141,7 @@ def test_requests_that_wait_for_a_grammar_take_no_seat(make_desk, gated):
     core = make_fake_engine(grammars=make_desk(), max_num_seqs=1)
     core.add(constrained(1, [1, 2], regex="slow|abc"))
     core.add(constrained(2, [1, 2], regex="slow|abc"))
-    assert gated.waiting.wait(30)
+    assert gated.waiting.wait(60)
     core.add(request(3, [1, 3], 20, ignore_eos=True))
     collector = Collector(core)
     while 3 not in collector.reasons:
@@ -160,7 +160,7 @@ def test_requests_that_wait_for_a_grammar_are_counted_as_waiting(make_desk, gate
     log = StepLog()
     core = make_fake_engine(grammars=make_desk(), observers=[("log", log)])
     core.add(constrained(1, [1], regex="slow|abc"))
-    assert gated.waiting.wait(30)
+    assert gated.waiting.wait(60)
     core.add(request(2, [1, 3], 4, ignore_eos=True))
     while not log.requests:
         core.step()
@@ -174,7 +174,7 @@ def test_aborted_while_its_grammar_is_compiled(make_desk, gated):
     core = make_fake_engine(grammars=make_desk())
     for handle in (1, 2):
         core.add(constrained(handle, [1, 2], regex="slow|abc"))
-    assert gated.waiting.wait(30)
+    assert gated.waiting.wait(60)
     core.abort([1])
     collector = Collector(core)
     collector.step()
