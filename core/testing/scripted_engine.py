@@ -142,8 +142,9 @@ class ScriptedEngine:
         return tokens
 
     def _end(self, handle: int, reason: str, **more: Any) -> None:
-        del self.requests[handle]
+        # In this order: seen from another thread, there is work all the time.
         self._ended.append(Finish(handle=handle, reason=reason, **more))
+        del self.requests[handle]
 
 
 def _columns(tokens: Sequence[int], num: Sequence[int], vocab_size: int) -> Logprobs:

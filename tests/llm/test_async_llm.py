@@ -36,7 +36,7 @@ class Gate:
 
     def __call__(self, step: int) -> None:
         if not self.open:
-            assert self._permits.acquire(timeout=20), "the test let no step through"
+            assert self._permits.acquire(timeout=60), "the test let no step through"
 
     def let(self, steps: int) -> None:
         self._permits.release(steps)
@@ -60,7 +60,7 @@ def run(test: Callable[[AsyncLLM, ScriptedEngine], Awaitable[None]], **engine: A
             await test(llm, scripted)
         assert scripted.closed
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), 120))
     assert not any(thread.name.startswith("octavo") for thread in threading.enumerate())
 
 
@@ -117,7 +117,7 @@ def test_a_slow_reader_gets_merged_deltas() -> None:
         first = await reading
         gate.free()
         await until(lambda: not engine.has_work())  # the engine did not wait for the reader
-        await asyncio.sleep(0.01)
+        await llm.metrics()  # what came before this answer is here
         rest = [o async for o in stream]
         assert len(rest) == 9, "one by one, then what is left in one"
         assert [len(output.outputs[0].text) for output in rest[:-1]] == [1] * 8
@@ -217,14 +217,18 @@ def test_a_reader_that_goes_away_aborts_its_request(how: str) -> None:
 
 
 def test_a_stop_string_aborts_in_the_engine() -> None:
+    gate = Gate()
+
     async def test(llm: AsyncLLM, engine: ScriptedEngine) -> None:
         params = SamplingParams(max_tokens=1000, stop=["c"])
+        gate.let(4)
         output = await last(llm, "abcd" * 300, params)
         assert (output.outputs[0].text, output.outputs[0].stop_reason) == ("ab", "c")
+        gate.free()
         await until(lambda: not engine.has_work())
         assert engine.aborted == [engine.seen[0].handle]
 
-    run(test)
+    run(test, before_step=gate)
 
 
 def test_a_dying_engine_fails_everything_with_the_reason() -> None:
@@ -287,7 +291,7 @@ def test_shutdown_fails_what_runs() -> None:
         with pytest.raises(EngineDeadError, match="closed"):
             await last(llm, "ab")
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 def test_a_start_that_fails_says_why() -> None:
@@ -304,7 +308,7 @@ def test_a_start_that_fails_says_why() -> None:
                 await llm.start()
         await llm.shutdown()
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 def test_the_first_request_starts_the_engine() -> None:
@@ -316,7 +320,7 @@ def test_the_first_request_starts_the_engine() -> None:
         finally:
             await llm.shutdown()
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 def test_long_prompts_are_tokenized_off_the_loop() -> None:
@@ -335,7 +339,7 @@ def test_long_prompts_are_tokenized_off_the_loop() -> None:
             await last(llm, "x" * 5000)
             assert await llm.encode("ab") == [97, 98]
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), 120))
     assert threads == [True, False, True]
 
 
@@ -376,6 +380,7 @@ def test_an_idle_engine_sleeps_and_a_step_is_one_callback() -> None:
         llm._client._on_outputs = counting  # type: ignore[union-attr]
         await asyncio.gather(*(last(llm, "ab") for _ in range(8)))
         await until(lambda: not engine.has_work())
+        await llm.metrics()
         steps = engine.steps
         assert 0 < calls <= steps
         await asyncio.sleep(0.02)
@@ -401,4 +406,4 @@ def test_a_question_after_death_is_answered() -> None:
         client.abort([1])
         client.close()
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), 120))

@@ -10,7 +10,7 @@ from octavo.core.client import ThreadClient
 from octavo.core.messages import EngineRequest
 from octavo.core.testing.scripted_engine import ScriptedEngine
 
-WAIT = 20
+WAIT = 60
 
 
 def repeat(request: EngineRequest) -> list[int]:

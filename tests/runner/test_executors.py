@@ -126,7 +126,7 @@ class Recorder(Worker):
         if plan.step == self.fail_at:
             raise ZeroDivisionError(f"step {plan.step}")
         self.step = plan.step
-        assert self.go.wait(10)
+        assert self.go.wait(60)
 
     def sample(self, masks):
         self._note("sample", self.step)
