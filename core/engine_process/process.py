@@ -34,6 +34,9 @@ GRACE_S = 1.0
 LAST_WORDS_S = 0.25
 """How long after its end an engine's last message may still come."""
 
+SAID_WHY, SAID_WHY_S = 1, 5.0
+"""With this exit status an engine has said why it ended; on a busy machine, that may come late."""
+
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 1.0, 60.0
 HEALTHY_S = 600.0
 """An engine that ran this long may be started again as often as a new one."""
@@ -137,6 +140,8 @@ class EngineProcess(EngineLink):
                 self._is_up(address(run.folder), message.report)
             case wire.Died():
                 run.died = message
+                if "end" in self._timers:  # it was all that was waited for
+                    self._ended(run)
             case wire.Pong():
                 if message.id == self._pings:
                     self._later("silent", None)
@@ -146,7 +151,8 @@ class EngineProcess(EngineLink):
         """The process has ended; a message that says why may be under way."""
         run.channel.drain()
         if run.died is None and run.reason is None:
-            self._later("end", LAST_WORDS_S, lambda: self._ended(run))
+            late = SAID_WHY_S if run.process.returncode == SAID_WHY else LAST_WORDS_S
+            self._later("end", late, lambda: self._ended(run))
         else:
             self._ended(run)
 

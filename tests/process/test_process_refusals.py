@@ -8,9 +8,21 @@ import httpx
 import pytest
 
 
+@pytest.fixture(scope="module")
+def small(model_folder, tmp_path_factory, tools):
+    """A server whose pool holds 128 tokens."""
+    made = tools.settings(model_folder, {})
+    made["kv_cache"]["num_blocks"] = 8
+    server = tools.Server(tmp_path_factory.mktemp("small"), made)
+    try:
+        yield server.ready()
+    finally:
+        server.clean_up()
+
+
 @pytest.mark.parametrize("stream", [False, True])
-def test_both_numbers_and_the_code_reach_the_client(start, stream):
-    server = start(more={"kv_cache": {"num_blocks": 8}})
+def test_both_numbers_and_the_code_reach_the_client(small, stream):
+    server = small
 
     def refusal(**body):
         answer = server.post(stream=stream, **body)

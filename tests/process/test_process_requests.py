@@ -7,9 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+SOON = 20.0
+"""Seconds; what the tests leave would run for a minute if nobody ended it."""
 
-def idle(tools, server, seconds: float = 1.0) -> None:
-    """Wait, a second at most, until the engine runs nothing and all its blocks are free again."""
+
+def idle(tools, server, seconds: float = SOON) -> None:
+    """Wait, for less than what was left would take, until the engine runs nothing and all its
+    blocks are free again."""
 
     def free() -> bool:
         state = server.metrics()
@@ -31,10 +35,11 @@ def test_a_client_that_goes_away_while_it_decodes(shared, stream, tools, streami
 
 @pytest.mark.parametrize("streaming", [True, False])
 def test_a_client_that_goes_away_while_its_prompt_is_computed(shared, stream, tools, streaming):
-    running = stream(shared, prompt="x" * 4000, max_tokens=9, stream=streaming, n=2)
+    prompts = [letter * 4000 for letter in "abcdefghijklmnop"]  # together, 20 seconds
+    running = stream(shared, prompt=prompts, max_tokens=1, stream=streaming, n=2)
     tools.until(lambda: shared.metrics()["num_running"] == 1)
     running.close()
-    idle(tools, shared)
+    idle(tools, shared, 10.0)
 
 
 @pytest.mark.parametrize("streaming", [True, False])
@@ -45,7 +50,7 @@ def test_a_client_that_goes_away_while_it_is_queued(shared, stream, tools, strea
     tools.until(lambda: shared.metrics()["num_waiting"] == 2)
     for each in queued:
         each.close()
-    tools.until(lambda: shared.metrics()["num_waiting"] == 0, 1.0)
+    tools.until(lambda: shared.metrics()["num_waiting"] == 0, SOON)
     assert shared.metrics()["num_running"] == 4, "the others go on"
     for each in running:
         each.close()
@@ -61,16 +66,19 @@ def test_a_client_that_goes_away_while_it_is_tokenized(shared, stream, tools):
 
 
 def test_a_client_that_goes_away_while_it_is_swapped_out(model_folder, tmp_path, stream, tools):
-    made = tools.settings(model_folder, {"step_s": 0.005})
+    made = tools.settings(model_folder, {"step_s": 0.03})
     made["kv_cache"]["num_blocks"] = 40
     made["preemption"] = {"policy": "swap", "swap_space": 1 << 16}
     server = tools.Server(tmp_path, made)
     try:
         server.ready()
-        running = [stream(server, prompt=letter * 250, max_tokens=390) for letter in "ab"]
+        running = [stream(server, prompt="a" * 310, max_tokens=330)]
+        tools.until(lambda: server.metrics()["num_running"] == 1)
+        running.append(stream(server, prompt="b" * 310, max_tokens=330))
         tools.until(lambda: server.metrics()["num_swapped"] == 1)
         running[1].close()
-        tools.until(lambda: server.metrics()["num_swapped"] == 0, 1.0)
+        # Before the first one has ended, which takes 9 seconds.
+        tools.until(lambda: server.metrics()["num_swapped"] == 0, 5.0)
         state = server.metrics()
         assert state["num_free_swap_blocks"] == state["num_swap_blocks"] > 0
         assert state["num_running"] == 1, "the other goes on"
@@ -103,7 +111,7 @@ def test_overload(start, stream, tools):
     assert int(refused.headers["retry-after"]) > 0
     assert server.health().status_code == 200
     waiting.pop().close()
-    tools.until(lambda: server.metrics()["num_waiting"] == 2, 1.0)
+    tools.until(lambda: server.metrics()["num_waiting"] == 2, SOON)
     refused = server.post(prompt="x" * 41)
     assert "max_queued_tokens" in refused.json()["error"]["message"]
     with ThreadPoolExecutor(1) as pool:
