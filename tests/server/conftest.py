@@ -112,14 +112,14 @@ def live_server(llm: Any, **server: Any) -> Iterator[Any]:
     thread.start()
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not http.started:
             assert time.monotonic() < deadline, "the server did not start"
             time.sleep(0.01)
         yield SimpleNamespace(url=url, llm=llm)
     finally:
         http.should_exit = True
-        thread.join(20)
+        thread.join(60)
         sock.close()
         assert not thread.is_alive()
 

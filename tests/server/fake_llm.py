@@ -12,7 +12,6 @@ import asyncio
 import codecs
 import json
 import math
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -113,7 +112,6 @@ FAR_TOO_LONG = 2000
 
 class Inputs:
     vocab_size = VOCAB
-    delay = 0.0
     characters = 0
     """So many have been tokenized."""
 
@@ -124,7 +122,6 @@ class Inputs:
         return len(text) if len(text) > FAR_TOO_LONG else 0
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        time.sleep(self.delay)
         self.characters += len(text)
         return ByteTokenizer().encode(text, add_special_tokens=add_special_tokens)
 

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,19 @@ class RealServer(ServeProcess):
     def info(self) -> dict[str, Any]:
         """What the route `server_info` says."""
         return self.client.get("/server_info").json()
+
+    def idle(self) -> dict[str, Any]:
+        """The engine's metrics, once nothing runs and all blocks are free again."""
+        deadline = time.monotonic() + 60
+        while True:
+            metrics = self.info()["metrics"]
+            load = self.client.get("/load").json()["server_load"]
+            free = metrics["num_free_blocks"] + metrics["num_evictable_blocks"]
+            busy = load + metrics["num_running"] + metrics["num_waiting"]
+            if not busy and free == metrics["num_blocks"]:
+                return metrics
+            assert time.monotonic() < deadline, (load, metrics)
+            time.sleep(0.05)
 
     def rss(self) -> dict[int, int]:
         """Resident bytes of API and engine process."""

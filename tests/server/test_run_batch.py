@@ -244,17 +244,27 @@ def test_a_dead_engine_ends_the_run_and_writes_no_refusals(files, fakes):
 
 
 @pytest.fixture
-def command(tmp_path, files):
-    """Arguments of a run over an executor without a model whose steps take 10 ms."""
+def take(tmp_path):
+    """`take(seconds)`: how long a step takes, from the next run on."""
     folder = write_model_folder(tmp_path / "model")
     settings = {
         "model": {"source": str(folder), "weight_source": "dummy"},
         "plugins": {"load": ["octavo.core.testing.instant_executor"]},
-        "executor": {"kind": {"name": "instant", "step_s": 0.01}},
         "kv_cache": {"num_blocks": 512},
         "scheduler": {"max_num_seqs": 4, "max_num_batched_tokens": 64},
     }
-    (tmp_path / "engine.yaml").write_text(yaml.safe_dump(settings))
+
+    def take(seconds):
+        executor = {"kind": {"name": "instant", "step_s": seconds}}
+        (tmp_path / "engine.yaml").write_text(yaml.safe_dump(settings | {"executor": executor}))
+
+    return take
+
+
+@pytest.fixture
+def command(tmp_path, files, take):
+    """Arguments of a run over an executor without a model."""
+    take(0)
     names = ["-i", files.requests, "-o", files.output, "--config", tmp_path / "engine.yaml"]
     return [sys.executable, "-m", "octavo.server.cli", "run-batch", *map(str, names)]
 
@@ -276,21 +286,23 @@ def wait_for_results(files, count, process):
         time.sleep(0.01)
 
 
-def test_interrupted_killed_and_continued(files, command):
+def test_interrupted_killed_and_continued(files, command, take):
     files([line(n, "x", max_tokens=30, ignore_eos=True) for n in range(40)])
+    take(0.05)  # four answers in 1.5 seconds, all in 15
     for number, status in ((signal.SIGKILL, -9), (signal.SIGINT, 130)):
         count = files.output.read_bytes().count(b"\n") if files.output.exists() else 0
         process = started(command)
         wait_for_results(files, count + 4, process)
         before = files.output.read_bytes()
         process.send_signal(number)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=60)
         assert process.returncode == status, errors
         assert files.output.read_bytes().startswith(before[: before.rfind(b"\n") + 1])
     assert "requests are left; the same command continues" in errors
     assert "Traceback" not in errors
     answered = files.output.read_bytes().count(b"\n")
     assert 8 <= answered < 40
+    take(0)
     process = started(command)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors

@@ -112,4 +112,4 @@ def test_sigterm_ends_it_in_good_order(server):
     process, client = server
     assert client.get("/health").status_code == 200
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    assert process.wait(60) == 0

@@ -4,6 +4,7 @@ tokens from the cached ones: what lost or shared blocks would change, the answer
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 
@@ -189,12 +190,16 @@ def test_an_engine_that_breaks_ends_streams_with_an_error():
     setup = Setup()
 
     async def work():
+        plan, calls = setup.engine.scheduler.plan, itertools.count()
+
+        def breaking():
+            if next(calls) == 3:
+                raise TypeError("planted")
+            return plan()
+
+        setup.engine.scheduler.plan = breaking
         body = {"prompt": [1], "max_tokens": 80, "stream": True, "ignore_eos": True}
-        answer = asyncio.create_task(setup.post(body))
-        while not setup.app.state.server.in_flight:
-            await asyncio.sleep(0.001)
-        setup.engine.scheduler.plan = None  # what follows is a TypeError in the engine's thread
-        status, text = await answer
+        status, text = await setup.post(body)
         last = text.strip().split("\n\n")[-1]
         if status == 200:
             assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engine_dead"

@@ -171,7 +171,8 @@ def test_a_client_that_leaves_is_an_abort(connect, fake):
             task = asyncio.create_task(post(client, "slow", max_tokens=200))
             while not fake.calls:
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(0.05)
+            while (await scrape(client))("generation_tokens_total") == 0:
+                await asyncio.sleep(0.01)
             assert (await client.get("/load")).json() == {"server_load": 1}
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

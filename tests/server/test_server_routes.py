@@ -20,7 +20,8 @@ def run(coroutine):
 
 
 def test_health_waits_for_the_engine(connect, fake):
-    fake.start_delay = 0.05
+    go_on = asyncio.Event()
+    fake.start_delay, fake.start = 1.0, go_on.wait
 
     async def go():
         async with connect(fake) as client:
@@ -33,7 +34,8 @@ def test_health_waits_for_the_engine(connect, fake):
             assert response.headers["retry-after"] == "5"
             assert (await client.get("/version")).status_code == 200
             assert (await client.get("/v1/models")).json()["data"][0]["max_model_len"] is None
-            deadline = time.monotonic() + 10
+            go_on.set()
+            deadline = time.monotonic() + 60
             while (await client.get("/health")).status_code != 200:
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.01)
@@ -187,18 +189,31 @@ def test_tokenize_mistakes(connect, fake, path, body, param):
 
 
 def test_text_work_leaves_the_loop_free(connect, fake):
-    fake.inputs.delay = 0.5
+    begun, go_on = threading.Event(), threading.Event()
+    encode = fake.inputs.encode
+
+    def slow(text, **options):
+        begun.set()
+        assert go_on.wait(60)
+        return encode(text, **options)
+
+    fake.inputs.encode = slow
 
     async def go():
         async with connect(fake) as client:
             request = asyncio.create_task(client.post("/v1/completions", json={"prompt": "x"}))
-            await asyncio.sleep(0.05)
+            while not begun.is_set():
+                await asyncio.sleep(0.01)
             response = await client.get("/health")
             assert response.status_code == 200
             assert not request.done(), "health was answered while the prompt was tokenized"
+            go_on.set()
             assert (await request).status_code == 200
 
-    run(go())
+    try:
+        run(go())
+    finally:
+        go_on.set()
 
 
 async def disconnect(app, path, body, after):
@@ -230,7 +245,7 @@ async def disconnect(app, path, body, after):
         "client": ("test", 1),
         "root_path": "",
     }
-    await asyncio.wait_for(app(scope, receive, send), 10)
+    await asyncio.wait_for(app(scope, receive, send), 60)
     return sent
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 
 import httpx
 import pytest
@@ -94,30 +93,17 @@ async def soak(url, count, dice):
     return statuses
 
 
-def idle(server):
-    """Wait until nothing runs; the engine's metrics."""
-    deadline = time.monotonic() + 10
-    while True:
-        metrics = server.info()["metrics"]
-        load = server.client.get("/load").json()["server_load"]
-        if not (load or metrics["num_running"] or metrics["num_waiting"]):
-            return metrics
-        assert time.monotonic() < deadline, (load, metrics)
-        time.sleep(0.05)
-
-
 @pytest.mark.slow
 def test_nothing_is_left_and_memory_does_not_grow(real_server):
     dice = random.Random(20261129)
     asyncio.run(soak(real_server.url, WARM_UP, dice))
-    idle(real_server)
+    real_server.idle()
     before = real_server.rss()
     statuses = asyncio.run(soak(real_server.url, TOTAL - WARM_UP, dice))
     assert set(statuses) == {200, 400, None}, statuses
     assert statuses[200] > 700
     assert statuses[None] > 200
-    metrics = idle(real_server)
-    assert metrics["num_free_blocks"] + metrics["num_evictable_blocks"] == metrics["num_blocks"]
+    real_server.idle()
     after = real_server.rss()
     assert {
         pid: size - before[pid] for pid, size in after.items() if size > before[pid] + GROWTH
