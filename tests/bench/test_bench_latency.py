@@ -82,7 +82,7 @@ def test_the_startup_command(instant_yaml: Path, tmp_path: Path, capsys) -> None
         figures = result[kind]
         parts = ("configuration_s", "engine_s", "first_token_s")
         assert figures["total_s"]["p50"] == pytest.approx(
-            sum(figures[name]["p50"] for name in parts), rel=0.02
+            sum(figures[name]["p50"] for name in parts)
         )
 
 

@@ -33,7 +33,7 @@ class Slow(FcfsPolicy):
     name = "slow"
 
     def on_step(self, view, scheduled):
-        time.sleep(0.004)
+        time.sleep(0.012)
 """
 
 

@@ -76,8 +76,11 @@ def test_the_page_opens_in_a_browser(chunks: Path) -> None:
     flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run"
     flags += " --disable-background-networking --disable-component-update --disable-sync"
     with playwright.sync_playwright() as tools:
-        browser = tools.chromium.launch(executable_path=str(chromium), args=flags.split())
+        browser = tools.chromium.launch(
+            executable_path=str(chromium), args=flags.split(), timeout=120_000
+        )
         page = browser.new_page()
+        page.set_default_timeout(60_000)
         trouble: list[str] = []
         page.on("console", lambda message: trouble.append(message.text))
         page.on("pageerror", lambda error: trouble.append(str(error)))
@@ -107,7 +110,7 @@ def test_equal_simulations_do_not_differ(simulated_yaml: str, tmp_path: Path, ca
 def test_a_sleep_in_a_policy_is_found(
     quick_yaml: str, slow_policy: str, tmp_path: Path, capsys
 ) -> None:
-    """Each step of 2 ms takes 4 ms more."""
+    """Each step of 2 ms takes 12 ms more."""
     load = f"plugins.load=[octavo.core.testing.instant_executor, {slow_policy}]"
     other = f"{quick_yaml}+{load}+scheduler.policy=slow"
     arguments = ["--num-requests", "8", "--input-len", "20", "--output-len", "12", *FAST]

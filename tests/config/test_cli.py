@@ -75,7 +75,7 @@ def test_torch_is_not_imported(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=240,
         env={**os.environ, "PYTHONPATH": python_path()},
     )
     assert done.returncode == 0, done.stderr
@@ -92,7 +92,7 @@ def test_python_m_octavo():
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=240,
         env={**os.environ, "PYTHONPATH": python_path()},
     )
     assert done.stdout == f"octavo {octavo.__version__}\n"

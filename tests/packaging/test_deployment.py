@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
 import shutil
 import socket
@@ -22,7 +23,7 @@ from octavo.server.notify import READY, notify
 
 def run(*command, **options):
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=60, **options
+        command, capture_output=True, text=True, check=False, timeout=120, **options
     )
 
 
@@ -120,7 +121,7 @@ def test_the_health_check(dockerfile, status, healthy):
         thread = threading.Thread(target=server.handle_request)
         thread.start()
         assert (run(sys.executable, "-c", code).returncode == 0) is healthy
-        thread.join(10)
+        thread.join(60)
 
 
 def arguments(text, tmp_path):
@@ -181,10 +182,11 @@ def test_the_units_command_is_understood(unit, tmp_path, capsys):
 @pytest.mark.parametrize("abstract", [False, True])
 def test_the_service_manager_is_told(unit, monkeypatch, tmp_path, abstract):
     assert unit["Service"]["Type"] == "notify"
-    name = f"octavo-test-{tmp_path.name}" if abstract else str(tmp_path / "s")
+    # Abstract names are the machine's.
+    name = f"octavo-test-{os.getpid()}-{tmp_path.name}" if abstract else str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind("\0" + name if abstract else name)
-        manager.settimeout(10)
+        manager.settimeout(60)
         monkeypatch.setenv("NOTIFY_SOCKET", "@" + name if abstract else name)
         notify(READY)
         assert manager.recv(100) == b"READY=1"

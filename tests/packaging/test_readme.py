@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -118,24 +117,24 @@ def served(
 ) -> Iterator[int]:
     """The README's `octavo serve` on a free port, until it answers that it is healthy."""
     (line,) = (c for c in commands(readme) if c.startswith(SERVE))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     log = tmp_path / "server.log"
-    command = [*octavo, *shlex.split(line)[1:], "--port", str(port)]
+    command = [*octavo, *shlex.split(line)[1:], "--port", "0"]
     with log.open("wb") as stream:
         server = subprocess.Popen(
             command, cwd=repository, stdout=stream, stderr=stream, env=os.environ | {"LANG": "C"}
         )
     try:
         deadline = time.monotonic() + 120
-        while not healthy(port):
+        where = re.compile(r"ready on http://127\.0\.0\.1:(\d+)$", re.M)
+        while not (ready := where.search(log.read_text())):
             assert server.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
+        port = int(ready[1])
+        assert healthy(port)
         yield port
         server.send_signal(signal.SIGINT)
-        assert server.wait(30) in (0, 130, -signal.SIGINT), log.read_text()
+        assert server.wait(60) in (0, 130, -signal.SIGINT), log.read_text()
     finally:
         if server.poll() is None:
             server.kill()
@@ -143,11 +142,8 @@ def served(
 
 
 def healthy(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=60) as answer:
+        return bool(answer.status == 200)
 
 
 def test_curl_example_against_the_demo(readme: str, served: int, tmp_path: Path) -> None:
