@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import venv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -44,8 +45,13 @@ try:
 except ImportError:  # a machine without the `dev` extra runs the other tests
     pass
 else:
+    # A slow machine is no fault of a test.
     hypothesis.settings.register_profile(
-        "octavo", deadline=None, database=None, derandomize=bool(os.environ.get("CI"))
+        "octavo",
+        deadline=None,
+        database=None,
+        derandomize=bool(os.environ.get("CI")),
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
     hypothesis.settings.load_profile("octavo")
 
@@ -159,7 +165,11 @@ def stray_processes() -> list[str]:
     """Command lines of this process's children; multiprocessing's tracker ends with its parent."""
     found = []
     for children in Path("/proc/self/task").glob("*/children"):
-        for pid in children.read_text().split():
+        try:
+            pids = children.read_text().split()
+        except OSError:  # the thread has ended meanwhile
+            continue
+        for pid in pids:
             try:
                 command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
             except OSError:
@@ -188,19 +198,26 @@ def listening_ports() -> list[int]:
     return found
 
 
+def leftovers() -> dict[str, list[str] | list[int]]:
+    """What is there and should not be, by kind."""
+    found = {
+        "modules imported twice": second_copies(),
+        "threads": stray_threads(),
+        "processes": stray_processes(),
+        "listening ports": listening_ports(),
+    }
+    return {what: each for what, each in found.items() if each}
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(
         session.config, "workerinput"
     ):  # pytest-xdist's workers talk over pipes of their own
         return
-    left = {
-        "modules imported twice": second_copies(),
-        "threads": stray_threads(),
-        "processes": stray_processes(),
-        "listening ports": listening_ports(),
-    }
-    left = {what: found for what, found in left.items() if found}
+    deadline = time.monotonic() + 10
+    while (left := leftovers()) and time.monotonic() < deadline:
+        time.sleep(0.1)  # what has been told to end may need a moment
     if left:
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         for what, found in left.items():

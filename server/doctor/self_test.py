@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-LIMIT_S = 60
+LIMIT_S = 180
 PROMPTS = ("the quick brown fox", "jumps over", "the")
 TOKENS = 12
 
