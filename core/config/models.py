@@ -288,10 +288,11 @@ class StructuredOutputsConfig(Section):
         ge=0,
         description="Memory for compiled grammars that no request uses at the moment.",
     )
-    preload: bool = Field(
-        default=False,
-        description="Start the process that compiles with the engine, not with the first request "
-        "that needs it. It holds some 300 MB.",
+    preload: bool | Auto = Field(
+        default="auto",
+        description="Make the grammar engine ready in the background once the model is loaded, not "
+        "with the first request that needs it, which then waits some seconds longer. It holds some "
+        "300 MB. auto: where `engine` names one.",
     )
 
 

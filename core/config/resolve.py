@@ -253,6 +253,7 @@ class _Resolver:
                 self._settle("kv_cache.dtype", dtype, "as model.dtype")
         if kv.block_size == "auto":
             self._settle("kv_cache.block_size", 16, "the default")
+        self._settle_preload()
         self._settle_length()
         for fact, key in (
             ("dtype", "model.dtype"),
@@ -262,6 +263,13 @@ class _Resolver:
             value = self._settled.get(key, _get(config, key))
             if value != "auto":
                 self._facts[fact] = value
+
+    def _settle_preload(self) -> None:
+        outputs = self._given.structured_outputs
+        if outputs.preload == "auto":
+            named = outputs.engine.name not in ("auto", "none")
+            why = "structured_outputs.engine names one" if named else "no grammar engine is named"
+            self._settle("structured_outputs.preload", named, why)
 
     def _auto_dtype(self) -> tuple[str, str] | None:
         platform = self._out.platform

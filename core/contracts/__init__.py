@@ -198,6 +198,7 @@ KINDS: dict[str, Kind] = _kinds(
         grammar_engine.GrammarEngine,
         grammar_engine.GrammarEngineContext,
         "structured_outputs.engine",
+        "1.1",
     ),
     Kind(
         "observer",

@@ -94,6 +94,11 @@ class GrammarEngine(ABC):
         wrong with it or not supported. An exception of any other kind is reported as a failure of
         this engine."""
 
+    def prepare_load(self) -> None:  # noqa: B027
+        """Import and make all that `load` needs. Called once, in the engine process, on a thread
+        beside the step loop, before the first grammar; of an isolated engine, while the process
+        that compiles is made ready."""
+
     @abstractmethod
     def load(self, data: bytes) -> Grammar:
         """The grammar of what `compile` gave. Runs on a thread beside the step loop: what takes

@@ -110,6 +110,8 @@ class GrammarCompiler:
                 self._spawn(tools, tools.start)
             else:
                 tools.engine.prepare()
+            if not self._closed:
+                tools.engine.prepare_load()  # meanwhile the process that compiles starts
         except Exception as error:
             if not isinstance(error, OctavoError):
                 logger.exception("the grammar engine cannot be made")

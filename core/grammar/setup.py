@@ -56,7 +56,7 @@ def make_grammars(
         return Tools(engine, start)
 
     grammars = Grammars(GrammarCompiler(make_tools), cache_bytes=settings.cache_bytes)
-    if settings.preload:
+    if settings.preload is True:
         grammars.preload()
     return grammars
 

@@ -30,7 +30,7 @@ _NOISE = re.compile(r"^\[[\d:]+\] \S+:\d+: (Check failed: \(.*?\) is false: )?")
 
 
 class XGrammarEngine(GrammarEngine):
-    """xgrammar is imported by `prepare` and `load`, not before."""
+    """xgrammar is imported by `prepare` and `prepare_load`, not before."""
 
     def __init__(self, options: XGrammarOptions, context: GrammarEngineContext) -> None:
         self._options, self._vocabulary = options, context.vocabulary
@@ -111,6 +111,9 @@ class XGrammarEngine(GrammarEngine):
             max_whitespace_cnt=None if fixed else self._options.max_whitespace,
         )
         return ebnf.tightened(str(grammar), patterns, convert)
+
+    def prepare_load(self) -> None:
+        self._tokenizer_info()
 
     def load(self, data: bytes) -> Grammar:
         import xgrammar

@@ -12,7 +12,7 @@ from octavo.core.contracts import NoOptions
 from octavo.core.contracts.grammar_engine import GrammarEngineContext, GrammarVocabulary
 from octavo.core.contracts.logits_processor import AttachedRequest
 from octavo.core.errors import RequestError
-from octavo.core.grammar.compiler import GrammarCompiler
+from octavo.core.grammar.compiler import GrammarCompiler, Tools
 from octavo.core.grammar.desk import REMEMBERED_S
 from octavo.core.grammar.processor import GrammarProcessor
 from octavo.core.sampling_params import SamplingParams
@@ -210,11 +210,18 @@ def test_what_can_never_fit_is_refused_before_anything_is_compiled(make_desk, ga
         core.add(constrained(1, [1, 2], regex="slow|abc"))
 
 
-def test_an_engine_that_cannot_be_made_is_the_error_of_every_request():
-    def make_tools():
+@pytest.mark.parametrize("where", ["made", "prepare", "prepare_load"])
+def test_an_engine_that_cannot_be_made_is_the_error_of_every_request(where, gated, monkeypatch):
+    def fail():
         raise RequestError("no tokenizer here")
 
+    def make_tools():
+        return Tools(gated, None) if where != "made" else fail()
+
     from octavo.core.grammar.desk import Grammars
+
+    if where != "made":
+        monkeypatch.setattr(gated, where, fail)
 
     core = make_fake_engine(grammars=Grammars(GrammarCompiler(make_tools)))
     for handle in (1, 2):

@@ -186,10 +186,19 @@ def test_an_object_that_no_other_process_can_import(folder):
 
 
 def test_what_compiles_may_start_with_the_engine(folder):
-    for preload in (False, True):
-        config = settings(structured_outputs={"preload": preload})
+    named = {"engine": RegexGrammarEngine.name}
+    for given, early in (
+        ({}, False),
+        ({"preload": True}, True),
+        (named, True),
+        (named | {"preload": False}, False),
+    ):
+        config = settings(structured_outputs=given)
         with LLM(folder, config=config, plugins=[RegexGrammarEngine]) as llm:
-            assert (llm.engine.grammars._compiler._thread is not None) is preload
+            thread = llm.engine.grammars._compiler._thread
+            assert (thread is not None) is early
+            assert "structured_outputs.preload" in llm.engine.resolved.reasons or "preload" in given
+        assert thread is None or not thread.is_alive()
 
 
 def test_equal_specifications_in_all_spellings():

@@ -80,6 +80,7 @@ class GrammarEngineSuite(ConformanceSuite):
         made = self.make(GrammarEngineContext(GrammarVocabulary(TOKENS, (END,))))
         assert isinstance(made, GrammarEngine), f"make returned {type(made).__name__}"
         made.prepare()
+        made.prepare_load()
         return made
 
     def grammars(self) -> Iterable[tuple[str, Grammar, frozenset[bytes]]]:
