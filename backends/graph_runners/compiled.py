@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -36,12 +37,20 @@ class CompileRunner(GraphRunner):
         # One layer is little to compile: no pool of processes that would stay.
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
         self._context = context
-        self._compiler: dict[str, Any] = {"dynamic": True, "backend": _counted(options, self)}
-        self.num_compiled = 0
+        self._count = _Count()
+        self._compiler: dict[str, Any] = {
+            "dynamic": True,
+            "backend": _counted(options, self._count),
+        }
         self._patched: list[tuple[torch.nn.Module, Call]] = []
         self._code: dict[torch.nn.Module, Call] = {}
         self._forward: ForwardFn = context.forward
         self._prepare(fullgraph=True)
+
+    @property
+    def num_compiled(self) -> int:
+        """See the class."""
+        return self._count.value
 
     def compile(self) -> dict[str, float]:
         """Compile, and run the sizes that might be compiled anew."""
@@ -118,8 +127,14 @@ def _anew(call: Call) -> Call:
     return FunctionType(entry.__code__.replace(), entry.__globals__, closure=entry.__closure__)
 
 
-def _counted(options: CompileOptions, runner: CompileRunner) -> Any:
-    """The backend, counting its calls in `runner.num_compiled`."""
+@dataclass(slots=True)
+class _Count:
+    value: int = 0
+
+
+def _counted(options: CompileOptions, count: _Count) -> Any:
+    """The backend, counting its calls. torch._dynamo never forgets it: it must not know the runner,
+    whose model and weights would stay as long."""
     from torch._dynamo.backends.registry import lookup_backend
 
     inner = lookup_backend(options.backend)
@@ -128,7 +143,7 @@ def _counted(options: CompileOptions, runner: CompileRunner) -> Any:
         modes = {"options": torch._inductor.list_mode_options(options.mode, dynamic=True)}
 
     def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        runner.num_compiled += 1
+        count.value += 1
         return inner(graph, inputs, **modes)
 
     return compile_graph

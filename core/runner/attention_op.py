@@ -124,11 +124,14 @@ class AttentionOp:
             backend.plan(groups[group])
 
     def close(self) -> None:
-        """Forget the layers; what they hold can be freed."""
+        """Forget the layers; what they hold can be freed, though the model is kept."""
+        self.unbind()
         for entry in self.layers.values():
             _table.pop(entry.handle, None)
         self.layers.clear()
-        self._bound = ()
+        self._backends.clear()
+        self._tables.clear()
+        self._step = _Step()
 
     def _run(
         self,

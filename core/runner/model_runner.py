@@ -5,6 +5,7 @@ Legend: T tokens of the batch, B rows, R rows that sample, E hidden size, V voca
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -47,6 +48,9 @@ from octavo.core.runner.transfer import Fence
 from octavo.core.runner.upload import upload
 
 _SUPPORT = ("none", "decode", "all")
+
+_KEPT = {"settings", "asynchronous", "pool", "_parts", "_attention", "_step"}
+"""What a closed runner still has."""
 
 
 @dataclass(slots=True)
@@ -394,6 +398,13 @@ class ModelRunner(Worker):
         return result
 
     def close(self) -> None:
+        """Let go of all that takes memory: whoever still holds a closed engine holds no weights, no
+        KV cache and no graphs."""
         self._attention.close()
         self.pool = None
         self._step = None
+        for name in vars(self).keys() - _KEPT:
+            delattr(self, name)
+        if self.settings.device.type == "cuda":
+            gc.collect()  # layers and the graph runner that runs them know each other
+            torch.cuda.empty_cache()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -74,6 +77,18 @@ def test_inductor_gives_the_tokens_of_eager(engine):
     made = engine("compile")
     assert runner_of(made).num_compiled <= 2
     assert generate(made, make_requests()) == generate(engine("eager"), make_requests())
+
+
+@pytest.mark.parametrize("runner", ["eager", {"name": "compile", "backend": "eager"}])
+def test_a_closed_engine_holds_no_memory(engine, runner):
+    """Weights and KV cache are freed though the engine object is still there."""
+    made = engine(runner)
+    worker = made.executor._worker
+    held = [weakref.ref(worker.pool.layers[0].k), weakref.ref(next(worker.model.parameters()))]
+    made.close()
+    gc.collect()
+    assert [ref() for ref in held] == [None, None]
+    made.close()
 
 
 def test_a_model_without_layers_is_compiled_whole():
