@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from octavo.backends.attention.features import missing_feature, refused_model, uneven_heads
+from octavo.backends.triton.support import device
 from octavo.core.contracts import Availability, Platform, ProbeContext
 from octavo.core.contracts.model import AttentionSpec
 
@@ -36,30 +37,41 @@ def unsupported(spec: AttentionSpec, platform: Platform) -> str | None:
     return None
 
 
-def kernels() -> Availability:
-    """FlashInfer compiles its kernels when they are first used, unless they came with a package.
-    `auto` leaves it alone where no compiler is found; who names it may have them from before."""
+def _compiles() -> bool:
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
-    if (
-        importlib.util.find_spec("flashinfer_jit_cache")
-        or os.environ.get("FLASHINFER_NVCC")
+    return bool(
+        os.environ.get("FLASHINFER_NVCC")
         or shutil.which("nvcc")
         or Path(home, "bin", "nvcc").exists()
-    ):
-        return Availability(True)
-    reason = (
-        "FlashInfer compiles its kernels with nvcc, which is not found: install the CUDA toolkit, "
-        "or the package flashinfer-jit-cache"
     )
-    return Availability(True, reason, for_auto=False)
+
+
+def kernels(kv_dtype: str | None = None) -> Availability:
+    """FlashInfer compiles its kernels when they are first used, unless they came with a package,
+    which has none for e5m2. `auto` leaves it alone where no compiler is found; who names it may
+    have them from before."""
+    packaged = importlib.util.find_spec("flashinfer_jit_cache") is not None
+    if _compiles() or (packaged and kv_dtype != "float8_e5m2"):
+        return Availability(True)
+    what = f"those for a {kv_dtype} KV cache" if packaged else "its kernels"
+    advice = "" if packaged else ", or the package flashinfer-jit-cache"
+    return Availability(
+        True,
+        f"FlashInfer compiles {what} with nvcc, which is not found: install the CUDA toolkit"
+        + advice,
+        for_auto=False,
+    )
 
 
 def sampler_probe(context: ProbeContext) -> Availability:
-    """Whether the sampler's filters run here."""
-    return kernels()
+    """Whether the sampler's filters, and the draw in Triton's kernels, run here."""
+    mine, draw = kernels(), device(context)
+    return mine if not mine.for_auto or (draw and draw.for_auto) else draw
 
 
 def probe(context: ProbeContext) -> Availability:
     """Whether attention of every layer of the model can be computed here."""
     reason = refused_model(context, unsupported, dtypes=DTYPES, kv_dtypes=KV_DTYPES)
-    return kernels() if reason is None else Availability(False, reason)
+    if reason is not None:
+        return Availability(False, reason)
+    return kernels(context.facts.get("kv_dtype"))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sysconfig
+from pathlib import Path
 
 from octavo.backends.attention.features import missing_feature, refused_model, uneven_heads
 from octavo.core.contracts import Availability, Platform, ProbeContext
@@ -25,6 +28,20 @@ FP8_CAPABILITY = (8, 9)
 def interpreting() -> bool:
     """Whether kernels run in Triton's interpreter, on the host."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def launchers() -> str | None:
+    """Why Triton cannot launch a kernel here; None when it can. What starts a kernel is a C file
+    that Triton compiles, whether or not the kernel itself is cached: with $CC, gcc or clang, and
+    Python's headers, which slim images lack."""
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "Triton builds its launchers with a C compiler, and neither gcc nor clang is found"
+    scheme = sysconfig.get_default_scheme()
+    scheme = "posix_prefix" if scheme == "posix_local" else scheme  # as Triton looks for it
+    headers = Path(sysconfig.get_paths(scheme)["include"])
+    if not (headers / "Python.h").exists():
+        return f"Triton builds its launchers with Python's headers, and {headers} has no Python.h"
+    return None
 
 
 def _too_old(platform: Platform) -> str | None:
@@ -51,7 +68,8 @@ def unsupported(spec: AttentionSpec, platform: Platform) -> str | None:
 
 
 def device(context: ProbeContext) -> Availability:
-    """Whether the device runs the kernels; in the interpreter only when they are named."""
+    """Whether the device runs the kernels. In the interpreter, and where Triton seems unable to
+    launch them, only when they are named."""
     if context.platform.device != "cuda":
         if interpreting():
             return Availability(True, "in Triton's interpreter: slow, for tests", for_auto=False)
@@ -61,7 +79,10 @@ def device(context: ProbeContext) -> Availability:
             "kernels in Triton's interpreter)",
         )
     reason = _too_old(context.platform)
-    return Availability(reason is None, reason or "")
+    if reason is not None:
+        return Availability(False, reason)
+    missing = launchers()
+    return Availability(True, missing or "", for_auto=missing is None)
 
 
 def probe(context: ProbeContext) -> Availability:

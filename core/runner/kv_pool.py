@@ -169,7 +169,7 @@ class KVPool:
             if copier is not None and copier(pools, copies[2], copies[3], copies[4]):
                 return
             sources, targets = (_on(layers[0].k, _places(copies[row], copies[4])) for row in (2, 3))
-            for part in map(_bytes, pools):
+            for part in map(byte_view, pools):
                 part[targets] = part[sources]
         else:
             self._side.run(lambda: self._copy_host_run(kind, layers, *copies[2:]))
@@ -193,7 +193,7 @@ class KVPool:
             for cache in layers:
                 for part, host in ((cache.k, cache.host_k), (cache.v, cache.host_v)):
                     assert host is not None, "a plan swaps and there is no host pool"
-                    flat, device = _bytes(host.flatten(0, 1)[first:last]), _bytes(part)
+                    flat, device = byte_view(host.flatten(0, 1)[first:last]), byte_view(part)
                     if kind == TO_HOST:
                         flat.copy_(device[where], non_blocking=True)
                     else:
@@ -213,7 +213,7 @@ def _stretches(blocks: Int32, tokens: Int32, block_size: int) -> list[tuple[int,
     return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+def byte_view(tensor: torch.Tensor) -> torch.Tensor:
     """8-bit floats as bytes: not every version of torch indexes them on a GPU."""
     eight_bits = tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1
     return tensor.view(torch.uint8) if eight_bits else tensor

@@ -25,7 +25,7 @@ from octavo.core.contracts.attention_backend import (
     KVLayout,
 )
 from octavo.core.contracts.model import AttentionSpec, KVSpec
-from octavo.core.runner.kv_pool import KVPool, choose_layout
+from octavo.core.runner.kv_pool import KVPool, byte_view, choose_layout
 from octavo.core.runner.rope import RopeTable, apply_rope
 
 MakeBackend = Callable[[AttentionBackendContext], AttentionBackend]
@@ -168,7 +168,8 @@ class DeviceCase:
             values = self._normal(context, spec.num_kv_heads, spec.value_head_size)
             values = values.to(self.kv_dtype)
             at = (block[:context].to(self.device), (index[:context] % size).to(self.device))
-            cache.k[at], cache.v[at] = keys.to(self.device), values.to(self.device)
+            for pool, cached in ((cache.k, keys), (cache.v, values)):
+                byte_view(pool)[at] = byte_view(cached).to(self.device)
             self.keys.append(keys)
             self.values.append(values)
             mapping.append(block[context:] * size + index[context:] % size)

@@ -246,9 +246,17 @@ def test_without_a_compiler_auto_leaves_it_alone(monkeypatch):
         assert "nvcc" in answer.reason
     monkeypatch.setattr("shutil.which", lambda name: "/usr/bin/nvcc")
     assert probe(context).for_auto
-    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("shutil.which", {"gcc": "/usr/bin/gcc"}.get)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    assert probe(context).for_auto
     assert sampler_probe(context).for_auto
+    wide = probe(ProbeContext(context.platform, {"kv_dtype": "float8_e5m2"}))
+    assert wide.available  # the package has kernels for e4m3 alone
+    assert not wide.for_auto
+    assert "those for a float8_e5m2 KV cache with nvcc" in wide.reason
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.delenv("CC", raising=False)
+    assert "neither gcc nor clang" in sampler_probe(context).reason
 
 
 def test_what_it_cannot_compute_is_refused_with_the_reason():

@@ -117,7 +117,7 @@ def test_attention_in_float32(check, backend):
     check(backend, attention_spec(8, 2, 64, rope_dim=64), dtype=F32)
 
 
-@pytest.mark.parametrize("backend", ["triton", "flashinfer", "torch"])
+@pytest.mark.parametrize("backend", ["triton", "flashinfer"])
 @pytest.mark.parametrize("kv_dtype", [E4M3, E5M2])
 def test_attention_over_an_fp8_cache(check, backend, kv_dtype):
     check(backend, attention_spec(8, 2, 128, rope_dim=128), kv_dtype=kv_dtype)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.core.contracts import Platform
+from octavo.core.contracts import Platform, ProbeContext
 from octavo.core.testing.device_attention import DeviceCase, attention_spec
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy, of inf and NaN lanes
@@ -115,3 +115,21 @@ def test_what_it_cannot_compute_is_refused_with_the_reason(monkeypatch):
     )
     monkeypatch.delenv("TRITON_INTERPRET")
     assert "runs on cuda" in unsupported(attention_spec(), Platform("cpu"))
+
+
+def test_auto_leaves_triton_alone_where_nothing_can_be_launched(monkeypatch, tmp_path):
+    from octavo.backends.triton.support import device
+
+    cuda = ProbeContext(Platform("cuda", (9, 0)))
+    monkeypatch.setenv("CC", "cc")
+    (tmp_path / "Python.h").touch()
+    monkeypatch.setattr("sysconfig.get_paths", lambda scheme: {"include": str(tmp_path)})
+    assert device(cuda).for_auto
+    (tmp_path / "Python.h").unlink()
+    answer = device(cuda)
+    assert answer.available  # for who names it: the launchers may be cached
+    assert not answer.for_auto
+    assert f"{tmp_path} has no Python.h" in answer.reason
+    monkeypatch.delenv("CC")
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert "neither gcc nor clang" in device(cuda).reason
