@@ -131,7 +131,7 @@ KINDS: dict[str, Kind] = _kinds(
         executor.Executor,
         executor.ExecutorContext,
         "executor.kind",
-        "1.1",
+        "1.2",
     ),
     Kind(
         "model",

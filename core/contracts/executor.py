@@ -106,6 +106,11 @@ class Worker(ABC):
 
     asynchronous: bool = False
 
+    @property
+    def forward_version(self) -> int:
+        """`CausalLM.forward_version` of its model, once it is loaded. Read from any thread."""
+        return 0
+
     @abstractmethod
     def load(self) -> WorkerReport:
         """Build the model, load weights, profile memory."""
@@ -153,6 +158,13 @@ class Executor(ABC):
 
     max_in_flight: int = 1
     computes: bool = True
+
+    @property
+    def forward_version(self) -> int:
+        """`Worker.forward_version`, read before every plan: when it differs from what it was,
+        sequences that are admitted from then on find no KV of earlier passes in the prefix cache.
+        0 where workers are not at hand, whose model then must not change."""
+        return 0
 
     @abstractmethod
     def start(self) -> WorkerReport:

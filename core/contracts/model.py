@@ -123,8 +123,8 @@ class CausalLM(ABC):
     which may take seconds. Weights that are overwritten in place need it only where a runner holds
     them in another form: graphs and compiled code read them where they are, and so do packed layers
     whose packed form is written, but the runner `native` has copies of the norms. Keys and values
-    that were computed before stay as they are; `KVCacheManager.reset_prefix_cache` lets new
-    requests find none of them.
+    that were computed before stay as they are for sequences that hold them; those that get a seat
+    afterwards find none of them in the prefix cache.
     """
 
     num_layers: int

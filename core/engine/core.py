@@ -77,6 +77,7 @@ class EngineCore:
             label=(made or Made()).label,
         )
         self._submitted: deque[_Submitted] = deque()
+        self._forward_version = executor.forward_version
         self._closed = False
         self._recent = Recent()
         self._timelines = Timelines(timelines, scheduler, clock)
@@ -152,6 +153,10 @@ class EngineCore:
 
     def _submit(self) -> bool:
         started = time.perf_counter()
+        version = self.executor.forward_version
+        if version != self._forward_version:
+            self._forward_version = version
+            self.scheduler.forward_changed(version)
         plan = self.scheduler.plan()
         if self._timelines.active:
             self._timelines.planned(plan)

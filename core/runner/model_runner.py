@@ -274,6 +274,10 @@ class ModelRunner(Worker):
             hidden = self._graph_runner.forward(*self._dummy(rows, 1), rows)
         self._draw(hidden[:1])
 
+    @property
+    def forward_version(self) -> int:
+        return self.model.forward_version
+
     def _call_model(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Looked up at every call: a plugin may put another `forward` in its place."""
         return self.model.forward(token_ids, positions)

@@ -68,7 +68,7 @@ class Preemption:
         swapped = self._dispose(sequence, num_computed)
         waiting = sequence.waiting
         if swapped is None:
-            sequence.digest = scheduler.kv.digest(sequence.known, sequence.request.extra_keys)
+            sequence.digest = scheduler.digest(sequence.request, sequence.known)
             waiting.num_computed = 0
         else:
             scheduler.copies.extend(swapped.copies)

@@ -15,8 +15,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo.core.contracts.kv_cache_manager import KVCacheManager
 from octavo.core.contracts.preemption_policy import PreemptionPolicy
@@ -71,6 +73,7 @@ class Scheduler:
         self._finished: list[Finish] = []
         self._cached: dict[int, int] = {}
         self._steps = 0
+        self._extra_keys: list[bytes] = []
 
     # ---- requests -------------------------------------------------------------------------------
 
@@ -118,7 +121,7 @@ class Scheduler:
             request=request,
             waiting=WaitingRequest(request.handle, now, count, request.priority, request.user),
             known=request.token_ids,
-            digest=self.kv.digest(request.token_ids, request.extra_keys),
+            digest=self.digest(request, request.token_ids),
             max_total=total if room is None else room,
             arrival=now,
         )
@@ -129,6 +132,19 @@ class Scheduler:
             parent.children.append(sequence)  # it queues when the prompt it shares is computed
         else:
             self.queue(sequence)
+
+    def digest(self, request: EngineRequest, token_ids: NDArray[np.int32]) -> Any:
+        """What finds these tokens of a request in the prefix cache."""
+        return self.kv.digest(token_ids, [*request.extra_keys, *self._extra_keys])
+
+    def forward_changed(self, version: int) -> None:
+        """The model's forward pass is another (`CausalLM.forward_version`): no KV that was computed
+        before is found by a sequence that is not running now."""
+        self._extra_keys = [b"forward:%d" % version]
+        for sequence in self.sequences.values():
+            if sequence.slot < 0 and sequence.swapped is None:
+                sequence.digest = self.digest(sequence.request, sequence.known)
+        self.kv.reset_prefix_cache()  # at once where nothing runs, else block by block
 
     def queue(self, sequence: Sequence) -> None:
         """Hand a sequence without a slot to the policy."""

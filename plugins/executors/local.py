@@ -40,6 +40,10 @@ class LocalExecutor(Executor):
         self._tickets = 0
         self._results: dict[Ticket, Callable[[], StepResult]] = {}
 
+    @property
+    def forward_version(self) -> int:
+        return self._worker.forward_version
+
     def start(self) -> WorkerReport:
         report = self._worker.load()
         wanted = self._options.max_in_flight

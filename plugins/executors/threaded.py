@@ -40,6 +40,10 @@ class ThreadedExecutor(Executor):
         self._thread = threading.Thread(target=self._run, name="octavo-worker", daemon=True)
         self._thread.start()
 
+    @property
+    def forward_version(self) -> int:
+        return self._ready.forward_version
+
     def start(self) -> WorkerReport:
         def build() -> WorkerReport:
             self._worker = self._make_worker(0, 1)

@@ -7,6 +7,7 @@ that had it from the start.
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -133,7 +134,6 @@ def check(made, engine, common, change, monkeypatch):
     before = generate(made, make_requests())
     assert before == generate(engine("eager", common), make_requests())
     change_of(made, change)
-    made.reset_prefix_cache()
     after = generate(made, make_requests())
     load = Decoder.load_weights
 
@@ -230,6 +230,68 @@ def test_a_change_in_the_middle_of_requests(engine, in_flight):
         collector.run()
         tokens.append(collector.tokens)
     assert tokens[0] == tokens[1]
+
+
+def seat(engine, manager, executor="local"):
+    """One sequence at a time."""
+    common = {
+        **PLAIN,
+        "kv_cache": {"manager": manager, "block_size": 4},
+        "scheduler": {"max_num_seqs": 1},
+        "executor": {"kind": executor},
+    }
+    return engine("eager", common)
+
+
+def hits(made):
+    return made.metrics()["prefix_hits"]
+
+
+@pytest.mark.parametrize("manager", ["paged", "radix"])
+def test_kv_of_an_earlier_forward_is_not_found(engine, manager, monkeypatch):
+    """Not by a request that waited when the change came, nor in blocks that were filled after it
+    by one that ran."""
+    first, second, third = (
+        msgspec.structs.replace(make_requests(3)[2], handle=handle) for handle in (1, 2, 3)
+    )
+    assert len(first.token_ids) > 16
+    made = seat(engine, manager)
+    collector = Collector(made)
+    made.add(first)
+    made.add(second)
+    while len(collector.tokens.get(1, ())) < 3:
+        collector.step()
+    change_of(made, wrap_a_linear_layer)
+    collector.run()
+    assert hits(made) == 0
+    (again,) = generate(made, [third])
+    assert hits(made) >= 16, "what was computed by the same forward pass is found"
+    assert again == collector.tokens[2] != collector.tokens[1]
+    load = Decoder.load_weights
+
+    def changed(self, tensors):
+        load(self, tensors)
+        wrap_a_linear_layer(self)
+
+    monkeypatch.setattr(Decoder, "load_weights", changed)
+    assert [again] == generate(seat(engine, manager), [first])
+
+
+@pytest.mark.parametrize("executor", ["local", "wire", "threaded"])
+def test_a_change_while_nothing_runs_frees_what_was_cached(engine, executor):
+    made = seat(engine, "paged", executor)
+    before = generate(made, make_requests())
+    found = hits(made)
+    assert made.scheduler.kv.stats().num_evictable
+    change_of(made, wrap_a_linear_layer)
+    (request, *_) = make_requests()
+    made.add(request)
+    made.step()
+    assert made.scheduler.kv.stats().num_evictable == 0
+    collector = Collector(made).run()
+    assert hits(made) == found
+    assert collector.reasons == {1: "length"}
+    assert before
 
 
 def test_the_report_names_who_cannot_be_captured(engine):
