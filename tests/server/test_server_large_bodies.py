@@ -202,6 +202,7 @@ def test_small_prompts_do_not_wait_for_large_ones(connect, fake):
         return encode(text, **options)
 
     fake.inputs.encode = slow
+    fake.inputs.fewest_tokens = lambda text: 0  # none is refused before it is tokenized
 
     async def go():
         async with connect(fake) as client:
