@@ -28,6 +28,11 @@ def shares(memory: DeviceMemory) -> Iterator[tuple[str, int, str]]:
     )
     yield "captured graphs", memory.graphs, "graph.runner (capture_sizes)"
     yield "the worker's buffers", memory.buffers, "scheduler.max_num_seqs"
+    yield (
+        "tables of logits processors",
+        memory.tables,
+        "scheduler.max_num_seqs or model.max_model_len",
+    )
     yield "other processes and the driver", memory.other, "ending other processes"
 
 

@@ -19,6 +19,7 @@ from octavo.models.families.config import decoder_config, tensor_shapes
 from octavo.plugins.executors.accelerators import Accelerator
 from octavo.plugins.executors.model_size import ModelSize, bits, model_size
 from octavo.plugins.executors.step_cost import StepShape
+from octavo.plugins.logits_processors.table_sizes import tables_bytes
 
 SCALE_BITS = {"int8": 16 / 32, "int4": 32 / 32, "fp8": 0.0}
 """Bits a weight for scales (and minima), beside the weight's own, of methods that quantize on
@@ -48,13 +49,14 @@ class Wish:
 
 @dataclass(frozen=True)
 class Capacity:
-    """Of each device. params: of the whole model. kv_per_token: with the device's share of the
-    heads. blocks: 0 where the weights do not fit. memory: see `WorkerReport`. exact: whether
-    parameters were counted from the shapes of every tensor."""
+    """Of each device. params: of the whole model. tables: of logits processors. kv_per_token: with
+    the device's share of the heads. blocks: 0 where the weights do not fit. memory: see
+    `WorkerReport`. exact: whether parameters were counted from the shapes of every tensor."""
 
     params: int
     weights: int
     activations: int
+    tables: int
     kv_per_token: int
     pool: int
     blocks: int
@@ -130,9 +132,10 @@ def capacity(
     activations = _activations(size, wish, budget)
     block = kv * wish.block_size
     useful = wish.max_num_seqs * -(-wish.max_model_len // wish.block_size)
-    shares = None
+    shares, tables = None, 0
     if pool is None:
-        shares = DeviceMemory(memory, wish.utilization, weights, activations)
+        tables = tables_bytes(wish.max_num_seqs, wish.max_model_len, size.vocab_size)
+        shares = DeviceMemory(memory, wish.utilization, weights, activations, tables=tables)
         pool = shares.pool
     blocks = min(pool // block, useful)
     tokens = blocks * wish.block_size
@@ -141,6 +144,7 @@ def capacity(
         params=count,
         weights=weights,
         activations=activations,
+        tables=tables,
         kv_per_token=kv,
         pool=blocks * block,
         blocks=blocks,

@@ -219,6 +219,7 @@ def as_dict(model: str, device: str, wish: Wish, found: Capacity, memory: int) -
         "parameters_exact": found.exact,
         "weight_bytes": found.weights,
         "activation_bytes": found.activations,
+        "table_bytes": found.tables,
         "kv_bytes_per_token": found.kv_per_token,
         "kv_bytes": found.pool,
         "num_blocks": found.blocks,
@@ -234,6 +235,11 @@ def lines(result: Mapping[str, Any]) -> list[str]:
     """For people."""
     each = " a device" if result["devices"] > 1 else ""
     many = f"{result['devices']} x " if result["devices"] > 1 else ""
+    tables = []
+    if result["table_bytes"]:
+        tables = [
+            f"  tables        {size(result['table_bytes'])}{each} (penalties, allowed tokens)"
+        ]
     about = "" if result["parameters_exact"] else "about "
     out = [
         f"{result['model']} on {many}{result['device']}, {size(result['memory_bytes'])}{each}",
@@ -242,6 +248,7 @@ def lines(result: Mapping[str, Any]) -> list[str]:
         + (f", {result['quantization']}" if result["quantization"] != "none" else "")
         + ")",
         f"  activations   about {size(result['activation_bytes'])}{each}",
+        *tables,
         f"  KV cache      {result['kv_bytes_per_token']:,} bytes a token{each} "
         f"({result['kv_dtype']}); {result['num_blocks']:,} blocks of {result['block_size']} = "
         f"{result['kv_tokens']:,} tokens, {size(result['kv_bytes'])}{each}",

@@ -131,7 +131,7 @@ KINDS: dict[str, Kind] = _kinds(
         executor.Executor,
         executor.ExecutorContext,
         "executor.kind",
-        "1.2",
+        "1.3",
     ),
     Kind(
         "model",
@@ -190,6 +190,7 @@ KINDS: dict[str, Kind] = _kinds(
         logits_processor.LogitsProcessor,
         logits_processor.LogitsProcessorContext,
         "logits_processors",
+        "1.1",
     ),
     Kind(
         "grammar_engine",

@@ -35,7 +35,7 @@ class DeviceMemory:
     """Where a device's memory goes before the KV pool, in bytes. total: all there is, of which
     `utilization` may be used. activations: peak of a step beside weights and KV. graphs: what
     captured passes will take, as estimated. buffers: what the worker keeps beside weights. other:
-    held by other processes and the driver."""
+    held by other processes and the driver. tables: what logits processors may come to keep."""
 
     total: int
     utilization: float
@@ -44,11 +44,13 @@ class DeviceMemory:
     graphs: int = 0
     buffers: int = 0
     other: int = 0
+    tables: int = 0
 
     @property
     def taken(self) -> int:
         """Everything but the pool."""
-        return self.weights + self.activations + self.graphs + self.buffers + self.other
+        own = self.weights + self.activations + self.graphs + self.buffers + self.tables
+        return own + self.other
 
     @property
     def pool(self) -> int:

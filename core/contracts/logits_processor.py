@@ -94,6 +94,12 @@ class DeviceLogitsProcessor(LogitsProcessor):
     device, neither for values nor for copies from pageable memory (`octavo.testing` has
     `asynchronous_device` to see it)."""
 
+    def device_bytes(self) -> int:
+        """Bytes of the device's memory that it may come to take beyond those that it has taken
+        when it is made, as tables that are made when they are first needed. Asked for once; a GPU's
+        KV pool leaves them free."""
+        return 0
+
     @abstractmethod
     def apply(self, logits: torch.Tensor, slots: NDArray[np.intp], rows: NDArray[np.intp]) -> None:
         """Edit float32[R, V] in place for the attached `slots` intp[n], which are the `rows`

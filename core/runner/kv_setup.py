@@ -105,12 +105,20 @@ def make_pool(
 
 
 def kv_budget(
-    settings: RunnerSettings, bytes_a_block: int, *, weights: int, activations: int, graphs: int
+    settings: RunnerSettings,
+    bytes_a_block: int,
+    *,
+    weights: int,
+    activations: int,
+    graphs: int,
+    tables: int = 0,
 ) -> tuple[int, DeviceMemory | None]:
     """Bytes that the pool may take, and how they come about where the device's memory decides."""
     if settings.device.type == "cuda":
         utilization = settings.memory_utilization
-        memory = kv_budget_cuda(settings.device, utilization, weights, activations, graphs)
+        memory = kv_budget_cuda(
+            settings.device, utilization, weights, activations, graphs, tables=tables
+        )
         return memory.pool, memory
     blocks_each = -(-settings.max_model_len // settings.block_size)
     return kv_budget_cpu((settings.max_num_seqs * blocks_each + 1) * bytes_a_block), None

@@ -130,6 +130,7 @@ class ModelRunner(Worker):
             weights=weight_bytes,
             activations=found.activation_bytes,
             graphs=graph_bytes,
+            tables=self._processors.device_bytes(),
         )
         return WorkerReport(
             kv_specs=tuple(self._kv_specs),

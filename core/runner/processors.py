@@ -44,6 +44,10 @@ class ProcessorSet:
         """Whether some slot has a processor. `apply` and `accept` cost nothing otherwise."""
         return any(self._counts)
 
+    def device_bytes(self) -> int:
+        """What tables of processors may come to take."""
+        return sum(processor.device_bytes() for processor in self.processors)
+
     def attach(self, row: AdmittedRow) -> None:
         """A sequence got a slot; `token_ids` past `num_prompt` were generated in an earlier life.
         Never raises for what a processor does: see `errors`."""

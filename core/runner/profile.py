@@ -124,10 +124,17 @@ def kv_budget_cpu(bytes_needed: int) -> int:
 
 
 def kv_budget_cuda(
-    device: torch.device, utilization: float, weights: int, activations: int, graphs: int
+    device: torch.device,
+    utilization: float,
+    weights: int,
+    activations: int,
+    graphs: int,
+    *,
+    tables: int = 0,
 ) -> DeviceMemory:
     """Where the device's memory goes, and so what is left for the KV pool. weights: bytes of them,
-    which are loaded; activations: see `Profile`; graphs: as estimated."""
+    which are loaded; activations: see `Profile`; graphs: as estimated; tables: of logits
+    processors, not made yet."""
     free, total = torch.cuda.mem_get_info(device)
     used, own = total - free, torch.cuda.memory_reserved(device)
     weights = min(weights, own)
@@ -139,4 +146,5 @@ def kv_budget_cuda(
         graphs=graphs,
         buffers=own - weights,
         other=max(0, used - own),
+        tables=tables,
     )

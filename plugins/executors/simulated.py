@@ -32,6 +32,7 @@ from octavo.core.messages import LogitMasks, StepPlan, StepResult
 from octavo.plugins.executors import accelerators
 from octavo.plugins.executors.model_size import ModelSize, model_size
 from octavo.plugins.executors.step_cost import DerivedCost, StepCost, StepShape, StepTracker, fit
+from octavo.plugins.logits_processors.table_sizes import tables_bytes
 
 PATH = "executor.kind"
 
@@ -88,6 +89,8 @@ class SimulatedExecutor(Executor):
         self._block_size, self._dtype = config["kv_cache"]["block_size"], config["model"]["dtype"]
         self._budget = config["scheduler"]["max_num_batched_tokens"]
         slots = config["scheduler"]["max_num_seqs"]
+        length = config["model"]["max_model_len"]
+        self._tables = tables_bytes(slots, length, self._simulation.model.vocab_size)
         clock = context.clock
         self._advance = clock.advance if isinstance(clock, VirtualClock) else time.sleep
         self._tracker = StepTracker(slots, self._simulation.model.window)
@@ -107,7 +110,11 @@ class SimulatedExecutor(Executor):
         if budget is None:
             assert given.memory_bytes is not None, "a simulation knows its memory"
             memory = DeviceMemory(
-                given.memory_bytes, self._memory_share, model.weight_bytes, activation
+                given.memory_bytes,
+                self._memory_share,
+                model.weight_bytes,
+                activation,
+                tables=self._tables,
             )
             budget = memory.pool
         return WorkerReport(

@@ -12,7 +12,14 @@ from octavo.core.contracts.logits_processor import (
     LogitsProcessorContext,
 )
 from octavo.core.runner.upload import upload
-from octavo.plugins.logits_processors.slots import SlotRows, Slots, token_array
+from octavo.plugins.logits_processors.slots import (
+    SlotRows,
+    Slots,
+    joined,
+    made_whole,
+    token_array,
+)
+from octavo.plugins.logits_processors.table_sizes import allowed_tokens_bytes
 
 
 class AllowedTokensProcessor(DeviceLogitsProcessor):
@@ -20,7 +27,8 @@ class AllowedTokensProcessor(DeviceLogitsProcessor):
 
     def __init__(self, options: NoOptions, context: LogitsProcessorContext) -> None:
         self._device = context.device or torch.device("cpu")
-        self._rows = SlotRows(context.max_num_seqs)
+        self._slots = context.max_num_seqs
+        self._rows = SlotRows(context.max_num_seqs, made_whole(self._device))
         self._forbidden = torch.ones(0, context.vocab_size, dtype=torch.bool, device=self._device)
 
     def attach(self, request: AttachedRequest) -> bool:
@@ -33,9 +41,12 @@ class AllowedTokensProcessor(DeviceLogitsProcessor):
         row = self._rows.take(request.slot)
         if self._rows.capacity > len(self._forbidden):
             more = self._forbidden.new_ones(self._rows.capacity - len(self._forbidden), vocab_size)
-            self._forbidden = torch.cat([self._forbidden, more])
+            self._forbidden = joined(self._forbidden, more)
         self._forbidden[row].copy_(upload(forbidden, self._device))
         return True
+
+    def device_bytes(self) -> int:
+        return allowed_tokens_bytes(self._slots, self._forbidden.shape[1])
 
     def apply(self, logits: torch.Tensor, slots: Slots, rows: Slots) -> None:
         forbidden = self._forbidden[upload(self._rows.of(slots), self._device)]

@@ -25,7 +25,8 @@ from octavo.core.contracts.logits_processor import (
     LogitsProcessorContext,
 )
 from octavo.core.runner.upload import upload
-from octavo.plugins.logits_processors.slots import SlotRows, Slots
+from octavo.plugins.logits_processors.slots import SlotRows, Slots, joined, made_whole
+from octavo.plugins.logits_processors.table_sizes import penalties_bytes
 
 
 class PenaltiesProcessor(DeviceLogitsProcessor):
@@ -35,9 +36,10 @@ class PenaltiesProcessor(DeviceLogitsProcessor):
     def __init__(self, options: NoOptions, context: LogitsProcessorContext) -> None:
         slots = context.max_num_seqs
         self._device = context.device or torch.device("cpu")
-        self._rows = SlotRows(slots)
+        self._whole, self._sizes = made_whole(self._device), (slots, context.max_model_len)
+        self._rows = SlotRows(slots, self._whole)
         self._tokens = torch.zeros(0, 0, dtype=torch.int64, device=self._device)
-        self._count_rows = SlotRows(slots)
+        self._count_rows = SlotRows(slots, self._whole)
         self._counts = torch.zeros(0, context.vocab_size, dtype=torch.int32, device=self._device)
         self._length = np.zeros(slots, np.intp)
         self._repetition = np.ones(slots, np.float32)
@@ -68,7 +70,7 @@ class PenaltiesProcessor(DeviceLogitsProcessor):
         missing = self._count_rows.capacity - len(self._counts)
         vocab_size = self._counts.shape[1]
         if missing > 0:
-            self._counts = torch.cat([self._counts, self._counts.new_zeros(missing, vocab_size)])
+            self._counts = joined(self._counts, self._counts.new_zeros(missing, vocab_size))
         counts = np.bincount(output, minlength=vocab_size).astype(np.int32)
         self._counts[row].copy_(self._upload(counts))
 
@@ -76,13 +78,17 @@ class PenaltiesProcessor(DeviceLogitsProcessor):
         """Make room for C rows of `length` tokens."""
         rows, columns = self._tokens.shape
         if length > columns:
-            more = max(64, 2 * length) - columns
+            most = self._sizes[1]
+            more = max(length, most if self._whole else min(max(64, 2 * length), most)) - columns
             first = self._tokens[:, :1] if columns else self._tokens.new_zeros(rows, 1)
             self._tokens = torch.cat([self._tokens, first.expand(rows, more)], dim=1)
         if self._rows.capacity > rows:
             more = self._rows.capacity - rows
             empty = self._tokens.new_zeros(more, self._tokens.shape[1])
-            self._tokens = torch.cat([self._tokens, empty])
+            self._tokens = joined(self._tokens, empty)
+
+    def device_bytes(self) -> int:
+        return penalties_bytes(*self._sizes, self._counts.shape[1])
 
     def apply(self, logits: torch.Tensor, slots: Slots, rows: Slots) -> None:
         known = self._length[slots] > 0

@@ -26,18 +26,34 @@ def token_array(name: str, tokens: Iterable[int], vocab_size: int) -> NDArray[np
     return array
 
 
-class SlotRows:
-    """Gives attached slots rows of tables that are as large as what is attached, not as S."""
+def made_whole(device: torch.device) -> bool:
+    """Whether tables have their full size from their first use on: where the KV pool leaves room
+    for them, and memory that a smaller one gave back would be in pieces."""
+    return device.type != "cpu"
 
-    def __init__(self, max_num_seqs: int) -> None:
+
+def joined(table: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
+    """The rows of both; without a copy where the table has none."""
+    return torch.cat([table, more]) if len(table) else more
+
+
+class SlotRows:
+    """Gives attached slots rows of tables that are as large as what is attached, not as S; or, with
+    `whole`, as S."""
+
+    def __init__(self, max_num_seqs: int, whole: bool = False) -> None:
+        self._first, self._most = max_num_seqs if whole else 4, max_num_seqs
         self._row = np.full(max_num_seqs, -1, np.intp)
         self._free: list[int] = []
         self.capacity = 0
 
     def take(self, slot: int) -> int:
-        """A row for the slot; `capacity` may have doubled."""
+        """A row for the slot; `capacity` may have doubled. One that an attachment which failed has
+        left stays the slot's."""
+        if self._row[slot] >= 0:
+            return int(self._row[slot])
         if not self._free:
-            larger = max(4, 2 * self.capacity)
+            larger = min(max(self._first, 2 * self.capacity), self._most)
             self._free = list(range(larger - 1, self.capacity - 1, -1))
             self.capacity = larger
         row = self._free.pop()

@@ -31,6 +31,9 @@ def test_sizes_add_up():
         "the driver"
     )
     assert DeviceMemory(80 * GIB, 0.5, 41 * GIB, 0).pool == 0
+    memory = DeviceMemory(80 * GIB, 0.5, 10 * GIB, 0, tables=GIB)
+    assert memory.pool == 29 * GIB
+    assert "1.00 GiB for tables of logits processors" in breakdown(memory)
 
 
 def test_what_helps_begins_with_the_largest_part():

@@ -98,6 +98,16 @@ def test_the_budget_is_what_the_utilization_leaves(monkeypatch):
         settings(memory_utilization=0.9), 1000, weights=15 * GIB, activations=2 * GIB, graphs=GIB
     )
     assert (budget, shown) == (memory.pool, memory)
+    less, shown = kv_budget(
+        settings(memory_utilization=0.9),
+        1000,
+        weights=15 * GIB,
+        activations=2 * GIB,
+        graphs=GIB,
+        tables=GIB,
+    )
+    assert less == budget - GIB
+    assert shown.tables == GIB
 
 
 def test_nothing_is_counted_twice(monkeypatch):

@@ -60,6 +60,42 @@ def test_processors(name):
         processor.apply(logits, np.array([2, 4]), np.array([0, 1]))
 
 
+def held(processor) -> int:
+    """Bytes of its tensors."""
+    return sum(each.nbytes for each in vars(processor).values() if isinstance(each, torch.Tensor))
+
+
+@pytest.mark.parametrize("name", list(PROCESSORS))
+def test_processors_take_what_they_say(name):
+    """The KV pool leaves so much free: exactly that from the first use on, and never more."""
+    context = [V, SLOTS, 64]
+    with asynchronous_device() as device:
+        made = PROCESSORS[name](NoOptions(), LogitsProcessorContext(*context, device))
+        most = held(made) + made.device_bytes()
+        for slot in range(SLOTS):
+            assert made.attach(request(slot, list(range(50 + slot)), [1, 2]))
+            assert held(made) == most
+        for _ in range(4):
+            made.accept(np.arange(SLOTS), np.full(SLOTS, 5, np.int32))
+        made.detach(3)
+        assert made.attach(request(3, list(range(64)), []))
+        assert held(made) == most
+    made = PROCESSORS[name](NoOptions(), LogitsProcessorContext(*context))
+    for slot in range(SLOTS):
+        assert made.attach(request(slot, list(range(60)), [1, 2]))
+        assert held(made) <= most
+    assert held(made) == most, "on a CPU they grow, to the same size"
+
+
+def test_an_attachment_that_fails_keeps_no_row():
+    made = PROCESSORS["penalties"](NoOptions(), LogitsProcessorContext(V, SLOTS, 64))
+    for _ in range(3 * SLOTS):
+        with pytest.raises(RuntimeError):
+            made.attach(request(0, [1, V + 1], [V + 1]))  # as where memory ends
+    for slot in range(SLOTS):
+        assert made.attach(request(slot, [1, 2], [3]))
+
+
 def batch(device: torch.device, params: list[dict[str, float]]) -> SamplingBatch:
     """What a worker hands over, without its buffers."""
     host = SamplingColumns(

@@ -118,7 +118,15 @@ def test_what_does_not_fit_says_how_many_devices_would_do(tmp_path: Path, capsys
     out = capsys.readouterr().out
     assert "2 devices would do" in out
     # In the words and numbers of an engine's start.
-    shares = DeviceMemory(plan["memory_bytes"], 0.9, plan["weight_bytes"], plan["activation_bytes"])
+    shares = DeviceMemory(
+        plan["memory_bytes"],
+        0.9,
+        plan["weight_bytes"],
+        plan["activation_bytes"],
+        tables=plan["table_bytes"],
+    )
+    assert shares.tables == 256 * (8 * 8192 + 5 * 128256)
+    assert "tables        173 MiB (penalties, allowed tokens)" in out
     assert f"does not fit: {no_room(shares, 16 * plan['kv_bytes_per_token'])}; 2 dev" in out
     assert plan["longest_context"] == 0
     assert not plan["starts"]
