@@ -7,26 +7,37 @@ pytest tests/gpu --gpu-seconds 200    tests that begin later are skipped
 
 from __future__ import annotations
 
-import time
-from collections import Counter, defaultdict
+import importlib.util
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 ORDER = ("demo", "engine", "families", "ahead", "memory", "kernels", "attention")
 """Modules, what users meet first: time may run out."""
-WIDTH = 100
-
-_results: dict[str, Counter] = defaultdict(Counter)
-_failures: dict[str, str] = {}
-_skips: dict[str, str] = {}
-_started = time.monotonic()
 
 
 def pytest_addoption(parser):
     group = parser.getgroup("GPU tests")
     group.addoption("--gpu-device", choices=["cuda", "cpu"], help="cpu: a rehearsal")
     group.addoption("--gpu-seconds", type=float, default=450.0, help="time limit (450)")
+    group.addoption("--gpu-test-seconds", type=float, default=150.0, help="of one test (150)")
+
+
+def pytest_configure(config):
+    """`outcome.py`, next to this file, tells what became of the tests, where they are asked for."""
+    if not hasattr(config.option, "gpu_seconds"):
+        return  # of the whole suite, whose GPU tests are found too late for options
+    if not _rehearsing(config) and _device_name() is not None:
+        # tests/conftest.py sets it where it sees no GPU; a container may hide one from it.
+        os.environ.pop("TRITON_INTERPRET", None)
+    spec = importlib.util.spec_from_file_location(
+        "octavo_gpu_outcome", Path(__file__).with_name("outcome.py")
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    config.pluginmanager.register(module.Outcome(config), "octavo-gpu-outcome")
 
 
 def _rehearsing(config):
@@ -75,12 +86,6 @@ def _one_each(items):
     return list(found.values())
 
 
-def pytest_runtest_setup(item):
-    limit = item.config.getoption("gpu_seconds", None)
-    if item.path.parent.name == "gpu" and limit and time.monotonic() - _started > limit:
-        pytest.skip(f"the {limit:.0f} s of --gpu-seconds are over")
-
-
 @pytest.fixture(scope="session")
 def rehearsing(pytestconfig):
     return _rehearsing(pytestconfig)
@@ -96,6 +101,26 @@ def seeded():
     import torch
 
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def require_flashinfer(rehearsing):
+    """`require_flashinfer()` skips a test where FlashInfer has no kernels, with the reason. To see
+    that, a small one is loaded, or compiled."""
+    why = None
+    if not rehearsing:
+        try:
+            import flashinfer
+
+            flashinfer.page.get_page_module()
+        except Exception as error:
+            why = f"FlashInfer: {type(error).__name__}: {' '.join(str(error).split())}"
+
+    def require_flashinfer():
+        if why is not None:
+            pytest.skip(why[:300])
+
+    return require_flashinfer
 
 
 # ---- engines -------------------------------------------------------------------------------------
@@ -157,6 +182,8 @@ def _config(device, rehearsing, source, dtype, parts):
         "kv_cache": {"num_blocks": 60},
         "scheduler": {"max_num_seqs": 8, "max_num_batched_tokens": 64},
         "executor": {"device": device},
+        "attention": {},
+        "sampler": {},
     }
     for section, values in parts.items():
         if section == "attention":
@@ -185,7 +212,7 @@ _NO_CODE = {"name": "compile", "backend": "eager"}
 
 
 @pytest.fixture(scope="session")
-def make_engine(device, rehearsing):
+def make_engine(device, rehearsing, request):
     """`make_engine(source, dtype, **configuration)`: the caller closes it. attention: a name of
     `ATTENTION`."""
     from octavo.core.config.loading import load_config
@@ -196,11 +223,13 @@ def make_engine(device, rehearsing):
 
     def make(source, dtype="float32", **parts):
         mapping = _config(device, rehearsing, source, dtype, parts)
+        if "flashinfer" in [*mapping["attention"].values(), *mapping["sampler"].values()]:
+            request.getfixturevalue("require_flashinfer")()
         registry = Registry.discover()
         try:
             resolved = resolve(load_config(mapping=mapping), registry)
         except PluginUnavailable as error:
-            pytest.skip(str(error))  # flashinfer is not installed, or cannot compile here
+            pytest.skip(str(error))
         return build_engine(resolved, registry)
 
     return make
@@ -308,46 +337,3 @@ def requests_of(prompts):
         ]
 
     return requests_of
-
-
-# ---- the table -----------------------------------------------------------------------------------
-
-
-def pytest_runtest_logreport(report):
-    if "/gpu/" not in report.nodeid or (report.when != "call" and report.outcome == "passed"):
-        return
-    name, _, case = report.nodeid.rpartition("::")[2].partition("[")
-    _results[name][report.outcome] += 1
-    if report.outcome == "failed":
-        crash = getattr(report.longrepr, "reprcrash", None)
-        message = " ".join(crash.message.split()) if crash else ""
-        _failures.setdefault(name, f"[{case} {message}" if case else message)
-    elif report.outcome == "skipped" and isinstance(report.longrepr, tuple):
-        _skips.setdefault(name, report.longrepr[2].removeprefix("Skipped: "))
-
-
-def pytest_unconfigure(config):
-    """After everything that pytest itself says."""
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
-    if not _results or reporter is None:
-        return
-    import torch
-
-    where = _device_name() or ("a CPU (rehearsal)" if _rehearsing(config) else None)
-    if where is None:
-        reporter.write_line("no CUDA device is here: tests/gpu was skipped")
-        return
-    total = sum(_results.values(), Counter())
-    reporter.write_line("=" * WIDTH)
-    for name, counts in _results.items():
-        why = f": {_skips[name]}" if name in _skips and not counts["passed"] else ""
-        reporter.write_line(f"{name:<50} {_counts(counts)}{why}"[:WIDTH])
-        if name in _failures:
-            reporter.write_line(f"  {_failures[name]}"[:WIDTH])
-    reporter.write_line(
-        f"{where}, torch {torch.__version__}: {_counts(total)}, {time.monotonic() - _started:.0f} s"
-    )
-
-
-def _counts(counts):
-    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()) if count)

@@ -38,7 +38,6 @@ def flex_backend(context):
 
 
 def flashinfer_backend(context, **options):
-    pytest.importorskip("flashinfer")
     from octavo.backends.flashinfer.attention import FlashInferAttention
     from octavo.backends.flashinfer.options import FlashInferOptions
 
@@ -75,23 +74,27 @@ def make_case(device, rehearsing):
 
 
 @pytest.fixture
-def check(make_case):
+def check(make_case, require_flashinfer):
     def check(name, spec, *, dtype=BF16, **others):
-        reason = _unsupported(name, spec)
+        reason = _unsupported(name, spec, others.get("kv_dtype"))
         if reason:
             pytest.skip(reason)
+        if "flashinfer" in name:
+            require_flashinfer()
         case = make_case(BACKENDS[name], spec, dtype=dtype, **others)
         case.check(TOLERANCE[dtype])
 
     return check
 
 
-def _unsupported(name, spec):
+def _unsupported(name, spec, kv_dtype):
     from octavo.backends.flashinfer import support
 
-    if "flashinfer" in name:
-        return support.unsupported(spec, Platform("cuda", torch.cuda.get_device_capability()))
-    return None
+    if "flashinfer" not in name:
+        return None
+    if kv_dtype == E5M2 and not support.kernels("float8_e5m2").for_auto:
+        return support.kernels("float8_e5m2").reason
+    return support.unsupported(spec, Platform("cuda", torch.cuda.get_device_capability()))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -131,7 +134,8 @@ def test_attention_in_blocks(check, backend, block_size):
     check(backend, attention_spec(8, 2, 128), block_size=block_size)
 
 
-def test_attention_with_a_shared_prefix(make_case, rehearsing):
+def test_attention_with_a_shared_prefix(make_case, rehearsing, require_flashinfer):
+    require_flashinfer()
     rows = [(100 + i, 1) for i in range(12)]
     spec = attention_spec(8, 2, 128)
 
@@ -201,8 +205,12 @@ def captured(run):
 
 
 @pytest.mark.parametrize("backend", ["triton", "flashinfer"])
-def test_attention_of_decodes_in_a_captured_graph(make_case, rehearsing, backend):
+def test_attention_of_decodes_in_a_captured_graph(
+    make_case, rehearsing, require_flashinfer, backend
+):
     """Captured once, replayed with other queries and shorter rows in the same buffers."""
+    if backend == "flashinfer":
+        require_flashinfer()
     rows = [(700, 1), (0, 1), (5, 1), (130, 1)]
     spec = attention_spec(8, 2, 128, rope_dim=128 if backend == "triton" else 0)
 
