@@ -15,7 +15,7 @@ from typing import Any
 from octavo.core.contracts.tool_parser import ToolParser, ToolParserContext
 from octavo.plugins.tool_parsers.json_calls import JsonCalls, Style
 from octavo.plugins.tool_parsers.options import JsonParserOptions
-from octavo.plugins.tool_parsers.stream import TextWithCalls, partial
+from octavo.plugins.tool_parsers.stream import TextWithCalls, indent, partial
 from octavo.plugins.tool_parsers.texts import tool_names
 
 TAG = "<|python_tag|>"
@@ -35,7 +35,7 @@ class Llama3JsonParser(ToolParser):
         names = tool_names(tools)
         return TextWithCalls(
             find_opening,
-            lambda text, at_line: partial((TAG,), text),
+            lambda text, at_line: partial((TAG,), text) or indent(text, at_line),
             lambda: JsonCalls(STYLE, known=names, eager=self._eager),
         )
 

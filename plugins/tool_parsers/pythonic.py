@@ -21,7 +21,7 @@ from octavo.core.contracts.tool_parser import (
     ToolParser,
     ToolParserContext,
 )
-from octavo.plugins.tool_parsers.stream import Region, TextWithCalls, partial, whole_call
+from octavo.plugins.tool_parsers.stream import Region, TextWithCalls, indent, partial, whole_call
 from octavo.plugins.tool_parsers.texts import tool_names, valid_unicode
 
 START, END = "<|python_start|>", "<|python_end|>"
@@ -43,7 +43,9 @@ class PythonicParser(ToolParser):
     def begin(self, tools: Sequence[Mapping[str, Any]]) -> TextWithCalls:
         names = tool_names(tools)
         return TextWithCalls(
-            find_opening, lambda text, at_line: partial((START,), text), lambda: ListOfCalls(names)
+            find_opening,
+            lambda text, at_line: partial((START,), text) or indent(text, at_line),
+            lambda: ListOfCalls(names),
         )
 
 
@@ -167,8 +169,11 @@ class ListOfCalls(Region):
             self.rest = rest
 
     def _cut_off(self) -> list[ToolEvent]:
-        """The last call, with the arguments that are whole."""
-        stop = self._commas[-1] if self._commas else self._text.index("(", self._begin) + 1
+        """The last call, with the arguments that are whole. Nothing where what is open is none."""
+        bracket = self._text.find("(", self._begin)
+        if bracket < 0:
+            return []
+        stop = self._commas[-1] if self._commas else bracket + 1
         call = read_call(self._call_text(stop) + ")", self._known)
         if call is None:
             return []

@@ -147,6 +147,14 @@ def first_of(markers: Sequence[str], text: str) -> tuple[int, int] | None:
     return min(places, default=None)
 
 
+def indent(text: str, at_line: bool) -> int:
+    """How many of the text's last characters are the space at the beginning of a line, which
+    belongs to a bracket that may follow. at_line: whether the text is at the start of a line."""
+    kept = text.rstrip(" \t")
+    begins = kept.endswith("\n") if kept else at_line
+    return len(text) - len(kept) if begins else 0
+
+
 def partial(markers: Sequence[str], text: str) -> int:
     """How many of the text's last characters begin one of these markers."""
     longest = min(len(text), max(map(len, markers)) - 1)

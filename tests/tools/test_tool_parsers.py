@@ -253,6 +253,26 @@ def test_a_call_that_was_cut_off_is_given_as_far_as_it_came(
     assert parse(made, list(text), truncated=True) == ("", [call])
 
 
+@pytest.mark.parametrize(
+    ("text", "rest"), [('[g(){"name": "f"', '{"name": "f"'), ("[g(), [1, 2", " [1, 2")]
+)
+def test_what_was_cut_off_and_is_no_call_is_text(text: str, rest: str) -> None:
+    assert parse(parser("pythonic"), [text], truncated=True) == (rest, [G])
+    assert parse(parser("pythonic"), list(text), truncated=True) == (rest, [G])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("llama", 'See:\n \t{"name": "f", "parameters": {"a": 1}}'),
+        ("pythonic", "See:\n \t[f(a=1)]"),
+    ],
+)
+def test_the_space_before_a_call_is_no_text_however_it_comes(name: str, text: str) -> None:
+    assert parse(parser(name), [text]) == ("See:\n", [F])
+    assert parse(parser(name), list(text)) == ("See:\n", [F])
+
+
 def test_eager_arguments_come_as_they_are_written() -> None:
     stream = parser("hermes", eager=True).begin(TOOLS)
     assert stream.feed('<tool_call>{"name": "f", "arguments": ') == []
