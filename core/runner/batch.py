@@ -19,6 +19,10 @@ from octavo.core.contracts.attention_backend import AttentionBatch
 from octavo.core.messages import StepPlan
 from octavo.core.runner.mirror import Mirror
 
+_NARROW = 4
+"""Tables of which one column in so many or fewer is in use are copied as far as that goes: an entry
+of a part of a row takes several times as long as one of whole rows."""
+
 
 class Column:
     """A host array and its twin on the device. On a CPU they are the same memory; elsewhere the
@@ -83,6 +87,7 @@ class BatchBuilder:
         self._seq_lens = Column((rows,), torch.int32, device)
         max_blocks = mirror.block_tables.shape[2]
         self._tables = [Column((rows, max_blocks), torch.int32, device) for _ in range(groups)]
+        self._width = 0  # columns of the tables that may hold something else than 0
         self._shared_tables = [torch.from_numpy(table) for table in mirror.block_tables]
         self._row_scratch = np.zeros((3, rows), dtype=np.int64)
         self._decodes = _Tokens(rows, groups, device)
@@ -262,15 +267,18 @@ class BatchBuilder:
             return
         if not changed:
             return
-        for group, column in enumerate(self._tables):
-            np.take(
-                self._mirror.block_tables[group],
-                self._slots,
-                axis=0,
-                out=column.array[:rows],
-                mode="clip",
-            )
+        width, largest = self._mirror.num_columns, self._mirror.block_tables.shape[2]
+        if width < self._width:
+            for column in self._tables:
+                column.array[:, width : self._width] = 0
+        narrow = width * _NARROW <= largest
+        for table, column in zip(self._mirror.block_tables, self._tables, strict=True):
+            if narrow:
+                column.array[:rows, :width] = table[:, :width][self._slots]
+            else:
+                np.take(table, self._slots, axis=0, out=column.array[:rows], mode="clip")
             column.push(padded)
+        self._width = width
 
     def _push(self, tokens: _Tokens, num_tokens: int, rows: int) -> None:
         if not self._twins:

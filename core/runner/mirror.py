@@ -36,7 +36,8 @@ class Mirror:
     token_ids: int32[S, >= L], every token of a slot; last_token: int64[S], the last one of each;
     a `placeholder` where it is not known yet. num_tokens, num_computed, num_prompt:
     int64[S], how many are known, how many have their KV, how many the caller sent.
-    block_tables: int32[G, S, M], 0 (the null block) beyond what a slot was given.
+    block_tables: int32[G, S, M], 0 (the null block) beyond what a slot was given. num_columns: of
+    them those that a slot was ever given a block in, from the first on.
     handles: int64[S], the engine's handle of the sequence in each slot, -1 in a free one.
     num_advances: calls of `advance` so far.
     """
@@ -58,6 +59,7 @@ class Mirror:
         self.handles = np.full(num_slots, -1, dtype=np.int64)
         max_blocks = -(-(max_model_len + _SLACK_TOKENS) // block_size)
         self.block_tables = np.zeros((num_groups, num_slots, odd_lines(max_blocks)), dtype=np.int32)
+        self.num_columns = 0
         self.flat_token_ids = self.token_ids.reshape(-1)
         self.token_stride = self.token_ids.shape[1]
 
@@ -72,12 +74,15 @@ class Mirror:
         if plan.appended.size:
             group, slot, index = plan.appended[:3].astype(np.intp)
             self.block_tables[group, slot, index] = plan.appended[3]
+            # A few numbers: NumPy would take three times as long.
+            self.num_columns = max(self.num_columns, max(plan.appended[2].tolist()) + 1)
 
     def clear(self) -> None:
         """Forget every slot."""
         self.num_tokens[:] = self.num_computed[:] = 0
         self.handles[:] = -1
         self.block_tables[:] = 0
+        self.num_columns = 0
 
     def _admit(self, row: AdmittedRow) -> None:
         slot, known = row.slot, len(row.token_ids)
@@ -93,7 +98,9 @@ class Mirror:
         self.num_prompt[slot] = row.num_prompt
         self.handles[slot] = row.handle
         self.block_tables[:, slot] = 0
-        self.block_tables[:, slot, : row.blocks.shape[1]] = row.blocks
+        given = row.blocks.shape[1]
+        self.block_tables[:, slot, :given] = row.blocks
+        self.num_columns = max(self.num_columns, given)
 
     def advance(self, slots: NDArray[np.intp], counts: Int32) -> None:
         """The next `counts[i]` tokens of `slots[i]` now have their KV."""

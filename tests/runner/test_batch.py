@@ -61,6 +61,7 @@ class Reference:
             for row, slot in enumerate(slots):
                 blocks = self.blocks[slot][number]
                 assert group.block_table[row, : len(blocks)].tolist() == blocks
+                assert not group.block_table[row, len(blocks) :].any()
 
 
 @st.composite
@@ -168,6 +169,51 @@ def test_batches_equal_a_row_by_row_reference(script, block_size, num_groups, se
                 reference.tokens[slot].append(int(random.integers(0, 1000)))
         new = np.asarray([reference.tokens[slot][-1] for slot in done], np.int32)
         mirror.append(np.asarray(done, np.intp), new)
+
+
+def plan_of(slots, blocks, layout):
+    """A decode of each slot, which gets these blocks and as many tokens."""
+    admitted = [
+        AdmittedRow(
+            slot=slot,
+            handle=slot,
+            token_ids=np.arange(len(blocks), dtype=np.int32),
+            num_prompt=len(blocks),
+            num_computed=len(blocks) - 1,
+            blocks=np.asarray([blocks], np.int32),
+            sampling=SamplingParams(),
+            seed=0,
+        )
+        for slot in slots
+    ]
+    return StepPlan(
+        step=0,
+        slots=np.asarray(slots, np.int32),
+        counts=np.ones(len(slots), np.int32),
+        num_decodes=len(slots),
+        sample_rows=np.zeros(0, np.int32),
+        layout=layout,
+        released=np.zeros(0, np.int32),
+        appended=np.zeros((4, 0), np.int32),
+        copies=np.zeros((5, 0), np.int32),
+        admitted=admitted,
+    )
+
+
+def test_tables_hold_nothing_of_what_was_longer_once():
+    """Neither where only the columns in use are copied."""
+    mirror = Mirror(num_slots=SLOTS, max_model_len=LONGEST, block_size=1)
+    builder = BatchBuilder(mirror, max_tokens=4, device=torch.device("cpu"))
+    for layout, count in enumerate((40, 3, 11, 2)):
+        blocks = list(range(1, count + 1))
+        plan = plan_of([4, 2], blocks, layout)
+        mirror.apply(plan)
+        assert mirror.num_columns == count
+        (group,) = builder.build(plan).groups
+        assert group.block_table[:, :count].tolist() == [blocks] * 2
+        assert not group.block_table[:, count:].any()
+        mirror.clear()
+    assert mirror.num_columns == 0
 
 
 def test_a_decode_step_of_the_same_layout_reuses_its_views():
