@@ -1,5 +1,4 @@
-"""The command line: `octavo serve`, `run-batch`, `plugins`, `config`, `simulate`, `bench`. Imports
-no torch by itself."""
+"""The command line, `octavo`. Imports no torch by itself."""
 
 from __future__ import annotations
 

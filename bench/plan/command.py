@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--quantization", choices=QUANTIZATIONS, default="auto", help="of linear layers")
     add("--kv-cache-dtype", choices=KV_DTYPES, default="auto", help="of keys and values")
     add("--block-size", type=positive, default=16, help="tokens a block (16)")
-    add("--gpu-memory-utilization", type=float, default=0.9, help="(0.9)")
+    add("--gpu-memory-utilization", type=float, default=0.9, help="fraction that may be used (0.9)")
     add("--revision", help="of a model on the hub")
     add("--json", metavar="FILE", type=writable, help="also write the numbers there")
 
