@@ -25,7 +25,12 @@ TOKENS = 32
 """Cached tokens that a program attends at once."""
 
 
-@triton.jit
+_SCALARS = ("seq_lens", "positions")
+"""Read number by number. A phase's part of a batch begins anywhere, which is nothing to compile
+anew for."""
+
+
+@triton.jit(do_not_specialize_on_alignment=_SCALARS)
 def decode_kernel(
     q,
     k_cache,

@@ -12,8 +12,12 @@ import triton.language as tl
 from octavo.backends.triton.convert import rope_pair, rotate, to_cache
 from octavo.backends.triton.launch import FUSED, byte_view, power_of_2
 
+_SCALARS = ("slot_mapping", "positions")
+"""Read number by number. A phase's part of a batch begins anywhere, which is nothing to compile
+anew for."""
 
-@triton.jit
+
+@triton.jit(do_not_specialize_on_alignment=_SCALARS)
 def kv_write_kernel(
     k,
     v,

@@ -118,3 +118,49 @@ def test_variants_cover_what_the_kernels_take():
         assert any(f"head {size} " in name for name in names)
     for size in BLOCK_SIZES:
         assert any(f"block {size} " in name for name in names)
+
+
+ANYWHERE = """
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import make_backend
+from triton.runtime.jit import create_function_from_signature
+from octavo.backends.triton.ahead import captured
+from octavo.backends.triton.decode import paged_decode
+from octavo.backends.triton.kv_write import write_kv
+from octavo.backends.triton.prefill import paged_prefill
+from octavo.core.testing.device_attention import attention_spec
+
+q, pool, cos_sin = torch.empty(8, 4, 64), torch.empty(2, 9, 16, 2, 64), torch.empty(64, 64)
+table, spec = torch.zeros(8, 16, dtype=torch.int32), attention_spec(4, 2, 64, rope_dim=64)
+with captured(90) as launches:
+    for first in range(4):
+        numbers = torch.zeros(64, dtype=torch.int32)[first:]
+        places = torch.zeros(64, dtype=torch.int64)[first:]
+        rope = {"positions": places, "cos_sin": cos_sin}
+        write_kv(q[:, :2], q[:, 2:], *pool, places, **rope)
+        paged_decode(q, *pool, table, numbers, q, spec, **rope)
+        tiles = (numbers, numbers)
+        paged_prefill(q, *pool, table, numbers, numbers, tiles, q, spec, **rope)
+backend = make_backend(GPUTarget("cuda", 90, 32))
+found = set()
+for function, args, kwargs in launches:
+    bind = create_function_from_signature(function.signature, function.params, backend)
+    found.add((function.__name__, str(bind(*args, debug=False, **kwargs)[1])))
+print(len(launches), len(found))
+"""
+
+
+def test_a_part_of_a_batch_is_nothing_to_compile_anew_for():
+    """A phase's rows begin anywhere in the arrays of a batch."""
+    environment = {**os.environ}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, "-c", ANYWHERE],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.stdout.split() == ["12", "3"], done.stdout + done.stderr[-2000:]
