@@ -20,15 +20,19 @@ from octavo.core.contracts.model import AttentionFn, AttentionSpec
 from octavo.core.runner.kv_pool import LayerCache
 from octavo.core.runner.rope import RopeTable, apply_rope
 
+RopeKey = tuple[int, bool]
+"""Address of a table, and whether pairs are interleaved."""
+
 
 @dataclass(slots=True)
 class _Layer:
-    """A registered layer. The backend is known once the model is, the cache once it is sized."""
+    """A registered layer. The backend is known once the model is, the cache once it is sized. rope:
+    the key of its table in the core's form, None without one."""
 
     layer: int
     spec: AttentionSpec
     cos_sin: torch.Tensor | None
-    rope: RopeTable | None
+    rope: RopeKey | None
     handle: int
     backend: AttentionBackend | None = None
     cache: AttentionLayer | None = None
@@ -39,7 +43,7 @@ class _Step:
     """Rows of the rope tables at this step's positions, by table."""
 
     positions: torch.Tensor | None = None
-    rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    rows: dict[RopeKey, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
 
 _handles = itertools.count()
@@ -53,7 +57,7 @@ class AttentionOp:
         self.layers: dict[int, _Layer] = {}
         self._backends: list[tuple[int, AttentionBackend]] = []
         self._bound: tuple[tuple[AttentionBackend, AttentionLayer], ...] = ()
-        self._tables: dict[tuple[int, bool], RopeTable] = {}
+        self._tables: dict[RopeKey, RopeTable] = {}
         self._step = _Step()
 
     @property
@@ -69,11 +73,7 @@ class AttentionOp:
             raise ValueError(f"attention layer {layer} is registered twice")
         rope = None
         if spec.rope_dim and cos_sin is not None:
-            # Layers nearly always share one table: expand it once.
-            key = (cos_sin.data_ptr(), spec.rope_interleaved)
-            rope = self._tables.get(key)
-            if rope is None:
-                rope = self._tables[key] = RopeTable(cos_sin, spec.rope_interleaved)
+            rope = (cos_sin.data_ptr(), spec.rope_interleaved)
         entry = _Layer(layer, spec, cos_sin, rope, next(_handles))
         self.layers[layer] = entry
         _table[entry.handle] = (self, entry)
@@ -145,7 +145,7 @@ class AttentionOp:
         assert backend is not None, "attention ran before the KV pool was allocated"
         assert cache is not None, "attention ran before the KV pool was allocated"
         if entry.rope is not None and not backend.fuses_rope:
-            cos, sin = self._rope_rows(entry.rope, positions)
+            cos, sin = self._rope_rows(entry, entry.rope, positions)
             q = apply_rope(q, cos, sin, interleaved=spec.rope_interleaved)
             k = apply_rope(k, cos, sin, interleaved=spec.rope_interleaved)
         out = q.new_empty(q.shape[0], spec.num_heads, spec.value_head_size)
@@ -153,16 +153,25 @@ class AttentionOp:
         return out.view(q.shape[0], spec.num_heads * spec.value_head_size)
 
     def _rope_rows(
-        self, table: RopeTable, positions: torch.Tensor
+        self, entry: _Layer, key: RopeKey, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         step = self._step
         if step.positions is not positions:
             step.positions = positions
             step.rows.clear()
-        rows = step.rows.get(id(table))
+        rows = step.rows.get(key)
         if rows is None:
-            rows = step.rows[id(table)] = table.rows(positions)
+            rows = step.rows[key] = self._rope_table(entry, key).rows(positions)
         return rows
+
+    def _rope_table(self, entry: _Layer, key: RopeKey) -> RopeTable:
+        """Made when it is first needed: twice the model's own, which suffices for a backend that
+        fuses rope. Layers nearly always share one."""
+        table = self._tables.get(key)
+        if table is None:
+            assert entry.cos_sin is not None, "a layer with a key has a table"
+            table = self._tables[key] = RopeTable(entry.cos_sin, key[1])
+        return table
 
 
 _library = torch.library.Library("octavo", "FRAGMENT")  # type: ignore[no-untyped-call]

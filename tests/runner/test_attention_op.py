@@ -105,6 +105,16 @@ def test_layers_reach_the_backend_of_their_group(op):
     assert torch.equal(second.given[0][1], q)  # it rotates by itself
 
 
+def test_a_table_is_made_ready_for_those_who_need_it(op):
+    """It takes twice the memory of the model's own."""
+    attend = op.register(0, SPEC, table(8))
+    q, k, v = torch.randn(3, 4, 8), torch.randn(3, 2, 8), torch.randn(3, 2, 8)
+    for fuses, number in ((True, 0), (False, 1)):
+        bind(op, [Summing(fuses_rope=fuses)], {0: 0})
+        attend(q, k, v, POSITIONS)
+        assert len(op._tables) == number
+
+
 def test_a_new_step_reads_positions_anew(op):
     """The tensor of positions is the same object from step to step, with other values."""
     backend = Summing()
