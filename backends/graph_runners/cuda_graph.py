@@ -8,6 +8,7 @@ null block. What the attention backend planned lies in buffers that it made once
 from __future__ import annotations
 
 import bisect
+import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -59,6 +60,17 @@ class CudaCapture:
         self._pool: Any = None
 
     def capture(self, run: Pass) -> tuple[Replay, torch.Tensor]:
+        # Not while a stream is recorded: what Python finds then may be graphs and memory of engines
+        # before, and giving those back may be what a capture does not survive.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return self._record(run)
+        finally:
+            if collects:
+                gc.enable()
+
+    def _record(self, run: Pass) -> tuple[Replay, torch.Tensor]:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
         cause: Exception | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from types import SimpleNamespace
 
@@ -96,6 +97,20 @@ def test_a_capture_that_fails_leaves_nothing_behind(cuda):
     second, output = capture.capture(passes)
     assert output.shape == (2,)
     assert second.pool() != first.pool()
+
+
+def test_no_garbage_is_collected_while_a_stream_is_recorded(cuda):
+    found = []
+
+    def run():
+        found.append(gc.isenabled())
+        return torch.zeros(2)
+
+    CudaCapture(CPU).capture(run)
+    with pytest.raises(ValueError, match="waits"):
+        CudaCapture(CPU).capture(refused)
+    assert found == [False]
+    assert gc.isenabled()
 
 
 def test_the_allocator_can_ask_a_graph_that_failed(cuda, monkeypatch):
