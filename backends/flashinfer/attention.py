@@ -28,7 +28,7 @@ from octavo.backends.flashinfer.page_table import (
     page_table,
     shared_prefix,
 )
-from octavo.backends.flashinfer.support import KV_DTYPES, unsupported
+from octavo.backends.flashinfer.support import KV_DTYPES, load, unsupported
 from octavo.backends.flashinfer.wrappers import LAYOUT, SharedMemory, Wrappers
 from octavo.core.contracts.attention_backend import (
     AttentionBackend,
@@ -66,6 +66,7 @@ class FlashInferAttention(AttentionBackend):
     graph_support = "decode"
 
     def __init__(self, options: FlashInferOptions, context: AttentionBackendContext) -> None:
+        load(flashinfer.page.get_page_module)
         self._options, self._context = options, context
         device = context.device
         blocks_each = -(-context.max_model_len // context.block_size)

@@ -7,18 +7,26 @@ no filter for, is one comparison. Legend: r rows with a filter, V vocabulary.
 
 from __future__ import annotations
 
+import flashinfer
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from octavo.backends.flashinfer.filters import top_k_mask, top_p_mask
+from octavo.backends.flashinfer.support import load
 from octavo.backends.triton.sampler import DrawingSampler
+from octavo.core.contracts import NoOptions
+from octavo.core.contracts.sampler import SamplerContext
 from octavo.core.sampling.rows import Rows, Ways
 from octavo.core.sampling.selection import min_p_floor
 
 
 class FlashInferSampler(DrawingSampler):
     """All rows with a filter go together. The host never waits for the device."""
+
+    def __init__(self, options: NoOptions, context: SamplerContext) -> None:
+        load(flashinfer.sampling.get_sampling_module)
+        super().__init__(options, context)
 
     def _parts(self, found: Ways, min_p: NDArray[np.intp]) -> list[tuple[NDArray[np.intp], int]]:
         return [(np.sort(np.concatenate([min_p, *(rows for rows, _ in found.filtered)])), 0)]

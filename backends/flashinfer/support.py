@@ -6,12 +6,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from octavo.backends.attention.features import missing_feature, refused_model, uneven_heads
 from octavo.backends.triton.support import device
 from octavo.core.contracts import Availability, Platform, ProbeContext
 from octavo.core.contracts.model import AttentionSpec
+from octavo.core.errors import PluginUnavailable
 
 HEAD_SIZES = (64, 128, 256)
 DTYPES = ("float16", "bfloat16")
@@ -61,6 +63,18 @@ def kernels(kv_dtype: str | None = None) -> Availability:
         + advice,
         for_auto=False,
     )
+
+
+def load(kernels: Callable[[], object]) -> None:
+    """Load some kernels, or have them compiled. Where that fails it raises `PluginUnavailable` with
+    the library's reason, so that `auto` goes on without it, and a start that named it says why."""
+    try:
+        kernels()
+    except Exception as error:  # whatever its build tools, its packages or the driver raise
+        why = " ".join(str(error).split())[:400]
+        raise PluginUnavailable(
+            f"FlashInfer cannot load its kernels: {type(error).__name__}: {why}"
+        ) from error
 
 
 def sampler_probe(context: ProbeContext) -> Availability:

@@ -169,7 +169,7 @@ def append(recorder, *args, **kwargs):
 @pytest.fixture
 def library(monkeypatch):
     """The double in place of the library in the backend's modules; its recorder."""
-    from octavo.backends.flashinfer import attention, filters, wrappers
+    from octavo.backends.flashinfer import attention, filters, sampler, wrappers
 
     recorder = Recorder()
 
@@ -193,14 +193,22 @@ def library(monkeypatch):
         kept = probs.masked_fill(probs < ordered.gather(1, place), 0)
         return kept / kept.sum(dim=1, keepdim=True)
 
-    recorder.error = 0
+    def loading(module, *args, **kwargs):
+        bind(module, *args, **kwargs)
+        if recorder.missing:
+            raise RuntimeError(recorder.missing)
+
+    recorder.error, recorder.missing = 0, ""
     paged = {"prefill": "BatchPrefillWithPagedKVCacheWrapper"}
     paged["decode"] = "BatchDecodeWithPagedKVCacheWrapper"
     double = SimpleNamespace(
         MultiLevelCascadeAttentionWrapper=lambda *a, **k: Cascade(recorder, *a, **k),
         append_paged_kv_cache=lambda *a, **k: append(recorder, *a, **k),
+        page=SimpleNamespace(get_page_module=lambda: loading(real.page.get_page_module)),
         sampling=SimpleNamespace(
-            top_k_mask_logits=top_k_mask_logits, top_p_renorm_probs=top_p_renorm_probs
+            top_k_mask_logits=top_k_mask_logits,
+            top_p_renorm_probs=top_p_renorm_probs,
+            get_sampling_module=lambda: loading(real.sampling.get_sampling_module),
         ),
         **{
             name: lambda *a, kind=kind, name=name, **k: Wrapper(
@@ -209,6 +217,6 @@ def library(monkeypatch):
             for kind, name in paged.items()
         },
     )
-    for module in (attention, filters, wrappers):
+    for module in (attention, filters, sampler, wrappers):
         monkeypatch.setattr(module, "flashinfer", double)
     return recorder

@@ -9,8 +9,10 @@ import torch
 
 from octavo.backends.flashinfer.options import FlashInferOptions
 from octavo.backends.flashinfer.support import probe, unsupported
-from octavo.core.contracts import Platform, ProbeContext
+from octavo.core.contracts import NoOptions, Platform, ProbeContext
 from octavo.core.contracts.attention_backend import AttentionBackendContext, KVLayout
+from octavo.core.contracts.sampler import SamplerContext
+from octavo.core.errors import PluginUnavailable
 from octavo.core.testing.device_attention import DeviceCase, attention_spec
 
 ROWS = [(40, 1), (0, 1), (5, 1), (17, 9), (0, 20)]
@@ -257,6 +259,17 @@ def test_without_a_compiler_auto_leaves_it_alone(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.delenv("CC", raising=False)
     assert "neither gcc nor clang" in sampler_probe(context).reason
+
+
+def test_kernels_that_cannot_be_loaded_are_refused_at_start(library):
+    """So that `auto` takes the next backend, and not the first step fails."""
+    from octavo.backends.flashinfer.sampler import FlashInferSampler
+
+    library.missing = "Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist"
+    with pytest.raises(PluginUnavailable, match=r"cannot load its kernels: .* not find nvcc"):
+        make()(limits(attention_spec(size=64)))
+    with pytest.raises(PluginUnavailable, match="cannot load its kernels"):
+        FlashInferSampler(NoOptions(), SamplerContext(100, 4, torch.device("cpu")))
 
 
 def test_what_it_cannot_compute_is_refused_with_the_reason():
