@@ -24,13 +24,16 @@ COMMAND = (
 
 
 @pytest.fixture(scope="module")
-def server(serve):
-    """The process, and a client of it."""
+def client(serve):
+    """A client of it. At the end, SIGTERM ends the process in good order."""
     with (
         serve(*COMMAND.split()) as server,
         httpx.Client(base_url=server.url, timeout=120) as client,
     ):
-        yield server.process, client
+        yield client
+        assert client.get("/health").status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0
 
 
 def chat(client, **body):
@@ -40,19 +43,19 @@ def chat(client, **body):
     return response
 
 
-def test_chat(server):
-    answer = chat(server[1]).json()
+def test_chat(client):
+    answer = chat(client).json()
     (choice,) = answer["choices"]
     assert choice["message"] == {"role": "assistant", "content": ANSWER, "refusal": None}
     assert choice["finish_reason"] == "stop"
-    prompt = server[1].post("/tokenize", json={"messages": QUESTION}).json()["count"]
+    prompt = client.post("/tokenize", json={"messages": QUESTION}).json()["count"]
     usage = answer["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (prompt, 8)
     assert usage["total_tokens"] == prompt + 8
 
 
-def test_stream_equals_the_answer(server):
-    response = chat(server[1], stream=True, stream_options={"include_usage": True})
+def test_stream_equals_the_answer(client):
+    response = chat(client, stream=True, stream_options={"include_usage": True})
     pieces = response.text.split("\n\n")
     assert pieces[-2:] == ["data: [DONE]", ""]
     chunks = [json.loads(piece.removeprefix("data: ")) for piece in pieces[:-2]]
@@ -65,8 +68,8 @@ def test_stream_equals_the_answer(server):
     assert chunks[-1]["usage"]["completion_tokens"] == 8
 
 
-def test_logprobs_join_to_the_content(server):
-    answer = chat(server[1], logprobs=True, top_logprobs=2).json()
+def test_logprobs_join_to_the_content(client):
+    answer = chat(client, logprobs=True, top_logprobs=2).json()
     content = answer["choices"][0]["logprobs"]["content"]
     assert b"".join(bytes(item["bytes"]) for item in content).decode() == ANSWER
     assert len(content) == answer["usage"]["completion_tokens"]
@@ -75,9 +78,9 @@ def test_logprobs_join_to_the_content(server):
         assert len(item["top_logprobs"]) == 2
 
 
-def test_completion_echo_scores_the_prompt(server):
+def test_completion_echo_scores_the_prompt(client):
     body = {"prompt": "Paris is the", "max_tokens": 0, "echo": True, "logprobs": 1}
-    answer = server[1].post("/v1/completions", json=body).json()
+    answer = client.post("/v1/completions", json=body).json()
     (choice,) = answer["choices"]
     logprobs = choice["logprobs"]
     assert choice["text"] == "Paris is the" == "".join(logprobs["tokens"])
@@ -86,15 +89,14 @@ def test_completion_echo_scores_the_prompt(server):
     assert answer["usage"]["completion_tokens"] == 0
 
 
-def test_stop_string(server):
-    answer = chat(server[1], stop=[" France"]).json()
+def test_stop_string(client):
+    answer = chat(client, stop=[" France"]).json()
     assert answer["choices"][0]["message"]["content"] == "The capital of"
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["choices"][0]["stop_reason"] == " France"
 
 
-def test_mistakes_leave_the_others_alone(server):
-    client = server[1]
+def test_mistakes_leave_the_others_alone(client):
     vocabulary = 49152
     for body in (
         {"prompt": [vocabulary]},
@@ -106,10 +108,3 @@ def test_mistakes_leave_the_others_alone(server):
         response = client.post("/v1/completions", json=body)
         assert response.status_code == 400, response.text
     assert chat(client).json()["choices"][0]["message"]["content"] == ANSWER
-
-
-def test_sigterm_ends_it_in_good_order(server):
-    process, client = server
-    assert client.get("/health").status_code == 200
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0
