@@ -44,7 +44,7 @@ def test_both_numbers_and_the_code_reach_the_client(small, stream):
     rest = server.post(prompt=[65] * 60, ignore_eos=True)
     assert rest.json()["usage"]["completion_tokens"] == 68
     assert rest.json()["choices"][0]["finish_reason"] == "length"
-    assert httpx.get(f"{server.url}/health").status_code == 200
+    assert httpx.get(f"{server.url}/health", timeout=60).status_code == 200
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -57,6 +57,6 @@ def test_a_service_manager_hears_ready_and_stopping(start, monkeypatch, tmp_path
         server = start(workers=workers, wait=False)
         ready = manager.recv(1000).decode()
         assert ready.startswith("READY=1\nSTATUS=serving m on http://127.0.0.1:")
-        assert httpx.get(ready.rpartition(" ")[2] + "/health").status_code == 200
+        assert httpx.get(ready.rpartition(" ")[2] + "/health", timeout=60).status_code == 200
         assert server.stop() == 0
         assert manager.recv(1000) == b"STOPPING=1"

@@ -100,8 +100,8 @@ def serving(**options):
 def test_start_serve_stop(stop):
     with serving() as server:
         url = server.wait_line(r"^Octavo is ready on (http://127.0.0.1:\d+)$")[1]
-        assert httpx.get(f"{url}/health").status_code == 200
-        answer = httpx.post(f"{url}/v1/completions", json={"prompt": "say:x"}).json()
+        assert httpx.get(f"{url}/health", timeout=60).status_code == 200
+        answer = httpx.post(f"{url}/v1/completions", json={"prompt": "say:x"}, timeout=60).json()
         assert answer["choices"][0]["text"] == "x"
         server.process.send_signal(stop)
         assert server.ended() == 0

@@ -175,7 +175,7 @@ def test_client_that_closes_its_connection_aborts(live, streaming):
         if streaming:
             assert connection.recv(65536)
     wait_for(lambda: len(set(live.llm.aborted) - before) == 1)
-    wait_for(lambda: httpx.get(f"{live.url}/load").json() == {"server_load": 0})
+    wait_for(lambda: httpx.get(f"{live.url}/load", timeout=60).json() == {"server_load": 0})
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -199,14 +199,16 @@ def test_headers_over_the_limit(live):
     headers = {"x-huge": "x" * 200_000}
     # The connection may be closed before all of it was sent.
     with contextlib.suppress(httpx.WriteError, httpx.RemoteProtocolError, httpx.ReadError):
-        assert 400 <= httpx.get(f"{live.url}/health", headers=headers).status_code < 500
-    assert httpx.get(f"{live.url}/health").status_code == 200
+        assert 400 <= httpx.get(f"{live.url}/health", headers=headers, timeout=60).status_code < 500
+    assert httpx.get(f"{live.url}/health", timeout=60).status_code == 200
 
 
 def test_raw_garbage(live):
     headers = {"content-type": "application/json"}
     for content in (b"{", b'{"prompt": NaN}', b"[" * 50000, b"\xff\xfe"):
-        response = httpx.post(f"{live.url}/v1/completions", content=content, headers=headers)
+        response = httpx.post(
+            f"{live.url}/v1/completions", content=content, headers=headers, timeout=60
+        )
         assert response.status_code == 400
         assert response.json()["error"]["code"] == "invalid_json"
-    assert httpx.get(f"{live.url}/health").status_code == 200
+    assert httpx.get(f"{live.url}/health", timeout=60).status_code == 200

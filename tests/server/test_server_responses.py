@@ -330,7 +330,7 @@ def test_output_can_be_sent_back(live, client):
     ],
 )
 def test_wrong_values_are_refused(live, change, param):
-    response = httpx.post(f"{live.url}/v1/responses", json={"input": "hi"} | change)
+    response = httpx.post(f"{live.url}/v1/responses", json={"input": "hi"} | change, timeout=60)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
 
@@ -356,7 +356,7 @@ def test_wrong_values_are_refused(live, change, param):
 )
 def test_known_and_unsupported_is_refused_by_name(live, name, value):
     calls = len(live.llm.calls)
-    response = httpx.post(f"{live.url}/v1/responses", json={"input": "hi", name: value})
+    response = httpx.post(f"{live.url}/v1/responses", json={"input": "hi", name: value}, timeout=60)
     assert response.status_code == 400
     error = response.json()["error"]
     assert (error["param"], error["code"]) == (name, "unsupported_parameter")
@@ -378,14 +378,14 @@ def test_what_asks_for_nothing_is_accepted(live):
         "parallel_tool_calls": True,
         "text": {"format": {"type": "text"}, "verbosity": "medium"},
     }
-    response = httpx.post(f"{live.url}/v1/responses", json={"input": "say:x"} | inert)
+    response = httpx.post(f"{live.url}/v1/responses", json={"input": "say:x"} | inert, timeout=60)
     assert response.status_code == 200, response.text
     assert response.json()["output"][0]["content"][0]["text"] == "x"
 
 
 def test_events_are_what_the_model_says(live):
     body = {"input": tell(f"{THOUGHT}See:{CALL}"), "tools": TOOLS, "stream": True}
-    text = httpx.post(f"{live.url}/v1/responses", json=body).text
+    text = httpx.post(f"{live.url}/v1/responses", json=body, timeout=60).text
     pieces = text.split("\n\n")
     assert pieces[-1] == ""
     for piece in pieces[:-1]:
@@ -421,5 +421,7 @@ def test_formats_reach_the_engine(live, client):
         {"format": {"type": "json_schema", "name": "x"}},
         {"format": {"type": "json_object", "schema": {}}},
     ):
-        response = httpx.post(f"{live.url}/v1/responses", json={"input": "hi", "text": text})
+        response = httpx.post(
+            f"{live.url}/v1/responses", json={"input": "hi", "text": text}, timeout=60
+        )
         assert response.json()["error"]["param"] == "text.format.schema"
