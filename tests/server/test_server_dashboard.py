@@ -84,8 +84,10 @@ def test_an_engine_that_is_busy_or_fails_holds_nobody_up(connect, fake, monkeypa
     monkeypatch.setattr(viewer, "ENGINE_S", 0.02)
     monkeypatch.setattr(viewer, "KEPT_S", 0.0)
 
+    go_on = asyncio.Event()
+
     async def busy():
-        await asyncio.sleep(0.2)
+        await go_on.wait()
         return OVERVIEW
 
     async def broken():
@@ -95,7 +97,8 @@ def test_an_engine_that_is_busy_or_fails_holds_nobody_up(connect, fake, monkeypa
         async with connect(fake) as client:
             fake.overview = busy
             assert (await client.get("/dashboard/data")).json()["engine"] is None
-            await asyncio.sleep(0.3)
+            go_on.set()
+            assert (await client.get("/dashboard/data")).json()["engine"] == OVERVIEW
             fake.overview = broken
             answer = await client.get("/dashboard/data")
             assert answer.status_code == 200
