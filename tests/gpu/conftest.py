@@ -29,6 +29,7 @@ def pytest_configure(config):
     """`outcome.py`, next to this file, tells what became of the tests, where they are asked for."""
     if not hasattr(config.option, "gpu_seconds"):
         return  # of the whole suite, whose GPU tests are found too late for options
+    # Torch is imported here, where what it may warn of on another machine is no error yet.
     if not _rehearsing(config) and _device_name() is not None:
         # tests/conftest.py sets it where it sees no GPU; a container may hide one from it.
         os.environ.pop("TRITON_INTERPRET", None)

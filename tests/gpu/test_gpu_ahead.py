@@ -45,6 +45,15 @@ def test_two_steps_in_flight(tiny, answer, requests_of, runner, params):
         two.check_like(one, "float32")
 
 
+@pytest.mark.parametrize("executor", ["threaded", "wire"])
+def test_other_executors(tiny, answer, requests_of, executor):
+    """A thread of its own, which captures and replays, and plans that were sent as bytes."""
+    parts = {"attention": "triton", "graph": {"runner": "cuda_graph"}}
+    one = answer(tiny(), requests_of(), executor=flying(1), **parts)
+    other = answer(tiny(), requests_of(), executor={"kind": executor}, **parts)
+    assert other.tokens == one.tokens
+
+
 @pytest.mark.parametrize("runner", ["cuda_graph", "triton"])
 def test_stop_strings_with_two_steps_in_flight(tmp_path_factory, device, rehearsing, runner):
     from octavo import LLM, SamplingParams

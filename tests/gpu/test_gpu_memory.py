@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -24,6 +26,7 @@ def engine(tiny, make_engine):
     yield make
     for item in engines:
         item.close()
+    gc.collect()  # engines that could not be made
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
@@ -91,6 +94,8 @@ def test_a_context_that_does_not_fit(engine):
 
 
 def test_running_out_says_what_helps(used, engine):
+    gc.collect()  # memory that the allocator has is given out whatever the limit
+    torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(1e-6)
     try:
         with pytest.raises(CapacityError, match=r"while loading the weights: .* model\.dtype"):
