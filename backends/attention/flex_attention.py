@@ -179,8 +179,15 @@ class FlexAttention(AttentionBackend):
         kv_num, kv_indices = self._on(number), self._on(order)
 
         def mask(window: int | None) -> BlockMask:
+            # Numbers as defaults are constants to torch.compile, those of a closure are inputs.
             def seen(
-                b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor
+                b: torch.Tensor,
+                h: torch.Tensor,
+                q: torch.Tensor,
+                kv: torch.Tensor,
+                *,
+                size: int = size,
+                window: int | None = window,
             ) -> torch.Tensor:
                 block = where[b, kv // size]
                 position, query = block * size + kv % size, first[b] + q
@@ -271,7 +278,15 @@ def _flat(cache: torch.Tensor) -> torch.Tensor:
 
 
 def _capped(cap: float) -> Callable[..., torch.Tensor]:
-    def score(logits: torch.Tensor, *where: torch.Tensor) -> torch.Tensor:
+    def score(
+        logits: torch.Tensor,
+        b: torch.Tensor,
+        h: torch.Tensor,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        *,
+        cap: float = cap,
+    ) -> torch.Tensor:
         return cap * torch.tanh(logits / cap)
 
     return score

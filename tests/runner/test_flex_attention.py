@@ -34,7 +34,7 @@ def test_unfused_equals_the_reference(spec, block_size):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-@pytest.mark.parametrize("spec", [attention_spec(4, 2, 16, window=20)])
+@pytest.mark.parametrize("spec", [attention_spec(4, 2, 16, window=20, soft_cap=0.5)])
 def test_compiled_equals_the_reference(spec):
     torch.compiler.reset()
     DeviceCase(make(compile=True), spec, ROWS[:1] + ROWS[3:4]).check()
