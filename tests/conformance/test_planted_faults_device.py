@@ -36,15 +36,16 @@ from octavo.plugins.samplers.torch_sampler import TorchSampler
 FAULTS = []
 
 
-def planted(suite, promise, **attributes):
-    """Register a class as a fault that breaks `promise` of `suite`."""
+def planted(suite, promise, raises=None, **attributes):
+    """Register a class as a fault that breaks `promise` of `suite`. raises: the exception of its
+    own that shows it, where no check of the suite does."""
 
     def add(cls):
         own = {"make": lambda self, context: cls(NoOptions(), context), **attributes}
         if suite is AttentionBackendSuite:
             own["backend_class"] = lambda self: cls
         made = type(f"Suite{cls.__name__}", (suite,), own)
-        FAULTS.append(pytest.param(made, promise, id=f"{suite.kind}-{cls.__name__}"))
+        FAULTS.append(pytest.param(made, promise, raises, id=f"{suite.kind}-{cls.__name__}"))
         return cls
 
     return add
@@ -496,7 +497,7 @@ class HidesAlways(FastTokenizer):
         return super().decode(token_ids, skip_special_tokens=True)
 
 
-@planted(TokenizerSuite, "test_ids_that_no_token_has")
+@planted(TokenizerSuite, "test_ids_that_no_token_has", "IndexError")
 class RaisesForUnknownIds(FastTokenizer):
     def token_bytes(self, token_id):
         if token_id >= self.vocab_size:
@@ -583,11 +584,12 @@ class NoGenerationConfig(Folder):
         return None
 
 
-@pytest.mark.parametrize(("suite", "promise"), FAULTS)
-def test_the_fault_is_caught(suite, promise):
+@pytest.mark.parametrize(("suite", "promise", "raises"), FAULTS)
+def test_the_fault_is_caught(suite, promise, raises):
     verdict = run_promise(suite, promise)
     assert verdict.outcome == "broken", f"{promise} did not notice: {verdict}"
-    assert verdict.message
+    own = re.match(r"(\w+): .* \(\S+:\d+, in ", verdict.message)
+    assert (own and own[1]) == raises, f"not what the suite looks for: {verdict.message}"
 
 
 def test_each_kind_has_five_faults():

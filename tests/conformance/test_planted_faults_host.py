@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 import numpy as np
@@ -17,6 +18,7 @@ from octavo.core.contracts.provider import NoOptions
 from octavo.core.contracts.reasoning_parser import Split
 from octavo.core.contracts.route import RoutePlugin
 from octavo.core.contracts.tool_parser import CallArguments, CallBegin
+from octavo.core.errors import EngineDeadError
 from octavo.core.messages import StepResult
 from octavo.core.testing.conformance.base import run_promise
 from octavo.core.testing.conformance.eviction_policy import EvictionPolicySuite
@@ -31,7 +33,7 @@ from octavo.core.testing.conformance.scheduler_policy import SchedulerPolicySuit
 from octavo.core.testing.conformance.tool_parser import ToolParserSuite
 from octavo.core.testing.templates import grammar_engine, reasoning_parser, tool_parser
 from octavo.plugins.eviction.lru import LruPolicy
-from octavo.plugins.executors.local import LocalExecutor
+from octavo.plugins.executors.local import LocalExecutor, LocalOptions
 from octavo.plugins.executors.threaded import ThreadedExecutor
 from octavo.plugins.kv_cache_managers.paged import PagedKVCacheManager
 from octavo.plugins.preemption.recompute import RecomputePolicy
@@ -41,16 +43,23 @@ from octavo.plugins.scheduler_policies.fcfs import FcfsPolicy
 FAULTS = []
 
 
-def planted(suite, promise):
-    """Register a class as a fault that breaks `promise` of `suite`."""
+def own_exception(verdict):
+    """The name of the exception that broke the promise, None for a check of the suite."""
+    found = re.match(r"(\w+): .* \(\S+:\d+, in ", verdict.message)
+    return found and found[1]
+
+
+def planted(suite, promise, raises=None, options=NoOptions):
+    """Register a class as a fault that breaks `promise` of `suite`. raises: the exception of its
+    own that shows it, where no check of the suite does."""
 
     def add(cls):
         made = type(
             f"Suite{cls.__name__}",
             (suite,),
-            {"make": lambda self, context: cls(NoOptions(), context)},
+            {"make": lambda self, context: cls(options(), context)},
         )
-        FAULTS.append(pytest.param(made, promise, id=f"{suite.kind}-{cls.__name__}"))
+        FAULTS.append(pytest.param(made, promise, raises, id=f"{suite.kind}-{cls.__name__}"))
         return cls
 
     return add
@@ -146,7 +155,7 @@ class NewestFirst(FcfsPolicy):
 class LeaksOnRelease(PagedKVCacheManager):
     def release(self, slot):
         if self.num_slot_blocks[slot] > 3:
-            self.block_tables[:, slot] = 0
+            self._table[slot] = 0
             self.num_slot_blocks[slot] = 0
         else:
             super().release(slot)
@@ -222,7 +231,7 @@ class HandsOutUsedBlocks(PagedKVCacheManager):
         super().release(slot)
         others = [s for s in np.flatnonzero(self.num_slot_blocks) if s != slot]
         if others and self.num_slot_blocks[others[0]] > 4:
-            self.block_tables[0, others[0], 0] = self.block_tables[0, others[0], 1]
+            self._table[others[0], 0] = self._table[others[0], 1]
 
 
 # ---- eviction policies --------------------------------------------------------------------------
@@ -289,7 +298,7 @@ class TakesTurns(SwapPolicy):
         return (PreemptionAction.SWAP, PreemptionAction.RECOMPUTE)[self.turn % 2]
 
 
-@planted(PreemptionPolicySuite, "test_odd_costs_are_taken")
+@planted(PreemptionPolicySuite, "test_odd_costs_are_taken", ZeroDivisionError)
 class DividesByZero(RecomputePolicy):
     def observe(self, cost):
         self.rate = cost.num_prefill / cost.compute_s
@@ -333,13 +342,13 @@ class SeesNothing(Observer):
         pass
 
 
-@planted(ObserverSuite, "test_every_end_is_taken")
+@planted(ObserverSuite, "test_every_end_is_taken", TypeError)
 class NeedsFirstToken(Quiet):
     def on_request(self, record):
         assert record.first_token - record.arrival >= 0
 
 
-@planted(ObserverSuite, "test_every_step_is_taken")
+@planted(ObserverSuite, "test_every_step_is_taken", ZeroDivisionError)
 class DividesByTokens(Quiet):
     def on_step(self, record):
         self.rate = record.forward_s / record.num_tokens
@@ -366,7 +375,7 @@ class OneOnly(Quiet):
         type(self).alive -= 1
 
 
-@planted(ObserverSuite, "test_it_can_be_closed_at_any_time")
+@planted(ObserverSuite, "test_it_can_be_closed_at_any_time", AttributeError)
 class ClosesWhatItNeverOpened(Quiet):
     def close(self):
         self.file.close()
@@ -375,25 +384,25 @@ class ClosesWhatItNeverOpened(Quiet):
 # ---- executors ----------------------------------------------------------------------------------
 
 
-@planted(ExecutorSuite, "test_a_warm_up_is_passed_on")
+@planted(ExecutorSuite, "test_a_warm_up_is_passed_on", options=LocalOptions)
 class TellsItsOwnWarmUp(LocalExecutor):
     def allocate_kv(self, num_blocks, num_host_blocks=0):
         super().allocate_kv(num_blocks, num_host_blocks)
         return WarmUp({"everything": 0.0})
 
 
-@planted(ExecutorSuite, "test_it_says_how_many_steps_may_run")
+@planted(ExecutorSuite, "test_it_says_how_many_steps_may_run", options=LocalOptions)
 class NoneInFlight(LocalExecutor):
     max_in_flight = 0
 
 
-@planted(ExecutorSuite, "test_masks_reach_the_step_they_are_for")
+@planted(ExecutorSuite, "test_masks_reach_the_step_they_are_for", options=LocalOptions)
 class DropsMasks(LocalExecutor):
     def sample(self, ticket, masks):
         super().sample(ticket, None)
 
 
-@planted(ExecutorSuite, "test_requests_get_their_own_tokens")
+@planted(ExecutorSuite, "test_requests_get_their_own_tokens", options=LocalOptions)
 class RepeatsAResult(LocalExecutor):
     kept = None
 
@@ -405,7 +414,7 @@ class RepeatsAResult(LocalExecutor):
         return result
 
 
-@planted(ExecutorSuite, "test_results_may_be_kept")
+@planted(ExecutorSuite, "test_results_may_be_kept", options=LocalOptions)
 class ReusesItsBuffer(LocalExecutor):
     buffer = np.zeros((8, 1), np.int32)
 
@@ -416,7 +425,7 @@ class ReusesItsBuffer(LocalExecutor):
         return StepResult(step=result.step, token_ids=view)
 
 
-@planted(ExecutorSuite, "test_an_error_of_the_worker_reaches_the_engine")
+@planted(ExecutorSuite, "test_an_error_of_the_worker_reaches_the_engine", options=LocalOptions)
 class SwallowsErrors(LocalExecutor):
     def submit(self, plan):
         try:
@@ -451,7 +460,7 @@ class LeavesItsThread(ThreadedExecutor):
         cls.left.clear()
 
 
-@planted(ExecutorSuite, "test_start_reports_what_the_worker_reports")
+@planted(ExecutorSuite, "test_start_reports_what_the_worker_reports", options=LocalOptions)
 class StartsNothing(LocalExecutor):
     def start(self):
         super().start()
@@ -545,7 +554,7 @@ class Routes(RoutePlugin):
         return PlainTextResponse("yes")
 
 
-@planted(RouteSuite, "test_the_engine_is_left_alone_at_first")
+@planted(RouteSuite, "test_the_engine_is_left_alone_at_first", EngineDeadError)
 class AsksTheEngine(Routes):
     def __init__(self, options, context):
         super().__init__(options, context)
@@ -573,7 +582,7 @@ class SaysNothing(Routes):
         return PlainTextResponse("yes")
 
 
-@planted(RouteSuite, "test_bare_requests_are_answered")
+@planted(RouteSuite, "test_bare_requests_are_answered", KeyError)
 class NeedsAQuery(Routes):
     async def answer(self, request):
         """Fails without `text`."""
@@ -723,12 +732,28 @@ class SharesAThought(ThinksOneWay):
         return self.kept
 
 
-@pytest.mark.parametrize(("suite", "promise"), FAULTS)
-def test_the_fault_is_caught(suite, promise):
+@pytest.mark.parametrize(("suite", "promise", "raises"), FAULTS)
+def test_the_fault_is_caught(suite, promise, raises):
     verdict = run_promise(suite, promise)
     LeavesItsThread.clean_up()
     assert verdict.outcome == "broken", f"{promise} did not notice"
     assert verdict.message
+    assert own_exception(verdict) == (raises and raises.__name__), verdict.message
+
+
+def test_an_exception_is_shown_where_the_implementation_raised_it():
+    """Not in the kit, nor in a library that it called."""
+    shown = {
+        fault.id: run_promise(*fault.values[:2]).message
+        for fault in FAULTS
+        if fault.values[2] in (ZeroDivisionError, KeyError)
+    }
+    assert re.fullmatch(
+        r"ZeroDivisionError: float division by zero \(test_planted_faults_host\.py:\d+, in on_step:"
+        r" self\.rate = record\.forward_s / record\.num_tokens\)",
+        shown["observer-DividesByTokens"],
+    )
+    assert "(test_planted_faults_host.py:" in shown["route-NeedsAQuery"]
 
 
 def test_each_kind_has_five_faults():

@@ -111,7 +111,9 @@ class AttentionBackendSuite(ConformanceSuite):
 
         for name, item, _ in self.specs():
             for layout in self.backend_class().kv_layouts(item):
-                assert sorted(layout.dims) == sorted(DIMS), f"{name}: dims are {layout.dims}"
+                assert sorted(layout.dims) == sorted(DIMS), (
+                    f"{name}: dims are {layout.dims}, expected {DIMS} in some order"
+                )
                 assert layout.dtypes, f"{name}: a layout without dtypes"
                 for dtype in layout.dtypes:
                     assert isinstance(getattr(torch, dtype, None), torch.dtype), (

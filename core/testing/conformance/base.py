@@ -12,11 +12,14 @@ the methods take no fixtures, and the first line of their docstring is the promi
 from __future__ import annotations
 
 import inspect
+import os
 import sys
+import sysconfig
 import traceback
 import unittest
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
 
@@ -25,6 +28,11 @@ from octavo.core.contracts import Options, Provider
 from octavo.core.plugin_loading import Registered, Source, describe
 from octavo.core.plugin_options import options_model, validate_options
 from octavo.core.registry import Registry, Selection
+
+_SUITES = os.path.realpath(Path(__file__).parent)
+_CORE = os.path.realpath(Path(__file__).parents[2])
+_LIBRARIES = ("numpy", "starlette", "torch")
+"""Whose frames are not where a mistake is."""
 
 
 class NotApplicable(unittest.SkipTest):
@@ -166,10 +174,33 @@ def run_promise(suite: type[ConformanceSuite], name: str) -> Verdict:
         return Verdict(short, text, "not applicable", str(reason))
     except Exception as error:
         message = str(error).strip() or type(error).__name__
+        message = message.splitlines()[0]
         if not isinstance(error, AssertionError):
-            message = f"{type(error).__name__}: {message}"
-        return Verdict(short, text, "broken", message.splitlines()[0], traceback.format_exc())
+            message = f"{type(error).__name__}: {message} ({_place(error)})"
+        return Verdict(short, text, "broken", message, traceback.format_exc())
     return Verdict(short, text, "kept")
+
+
+def _place(error: Exception) -> str:
+    """Where it was raised: the last line of the implementation, or of the suite, which was given
+    what it cannot use."""
+    frames = traceback.extract_tb(error.__traceback__)
+    foreign = [_CORE, sysconfig.get_path("stdlib")]
+    foreign += [str(Path(file).parent) for name in _LIBRARIES if (file := _file(name))]
+
+    def strange(frame: traceback.FrameSummary) -> bool:
+        file = os.path.realpath(frame.filename)
+        return not any(file.startswith(folder + os.sep) for folder in foreign)
+
+    suite = [frame for frame in frames if os.path.realpath(frame.filename).startswith(_SUITES)]
+    last = [frame for frame in frames if strange(frame)] or suite or frames
+    frame = last[-1]
+    return f"{Path(frame.filename).name}:{frame.lineno}, in {frame.name}: {frame.line}"
+
+
+def _file(module: str) -> str | None:
+    found = sys.modules.get(module)
+    return None if found is None else getattr(found, "__file__", None)
 
 
 # ---- cost ---------------------------------------------------------------------------------------

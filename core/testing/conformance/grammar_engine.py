@@ -188,11 +188,15 @@ class GrammarEngineSuite(ConformanceSuite):
             matcher.accept(END)
             matcher.rollback(1)
             for back in range(1, len(tokens) + 1):
-                assert self.allowed(matcher) == states[-back], f"{name}: {back} taken back"
+                assert self.allowed(matcher) == states[-back], (
+                    f"{name}: the mask is another than before, with {back} tokens taken back"
+                )
                 matcher.rollback(1)
             self._spell(matcher, text, name)
             matcher.rollback(len(tokens))
-            assert self.allowed(matcher) == states[0], f"{name}: all taken back at once"
+            assert self.allowed(matcher) == states[0], (
+                f"{name}: after all was taken back at once the mask is another than at first"
+            )
 
     def test_forks_go_their_own_way(self) -> None:
         """What a fork accepts does not show in the matcher it came from, nor the other way."""

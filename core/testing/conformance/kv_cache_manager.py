@@ -62,9 +62,15 @@ class KVCacheManagerSuite(ConformanceSuite):
         width = -(-LENGTH // SIZE)
         assert stats.num_blocks == stats.num_free, f"{stats.num_free} of {stats.num_blocks} free"
         assert stats.num_evictable == 0, "a fresh pool has evictable blocks"
-        assert kv.block_tables.dtype == np.int32, f"tables are {kv.block_tables.dtype}"
-        assert kv.block_tables.shape[:2] == (2, SLOTS), f"tables are {kv.block_tables.shape}"
-        assert kv.block_tables.shape[2] >= width, f"tables hold less than {width} blocks a slot"
+        assert kv.block_tables.dtype == np.int32, (
+            f"block_tables are {kv.block_tables.dtype}, expected int32"
+        )
+        assert kv.block_tables.shape[:2] == (2, SLOTS), (
+            f"block_tables have shape {kv.block_tables.shape}, expected (2, {SLOTS}, M)"
+        )
+        assert kv.block_tables.shape[2] >= width, (
+            f"block_tables hold {kv.block_tables.shape[2]} blocks a slot, expected {width} at least"
+        )
         assert not kv.block_tables.any(), "a fresh table names blocks"
         assert kv.num_slot_blocks.dtype == np.int32, f"counts are {kv.num_slot_blocks.dtype}"
         assert kv.num_slot_blocks.shape == (SLOTS,), f"counts are {kv.num_slot_blocks.shape}"

@@ -116,7 +116,10 @@ class KVWalk:
                 f"extend stopped at the {fit}th of {len(slots)} though {room} blocks were to be had"
             )
         for slot, total in zip(slots[:fit], totals, strict=False):
-            assert self.kv.num_slot_blocks[slot] >= self._blocks_for(total), "extend gave too few"
+            assert self.kv.num_slot_blocks[slot] >= self._blocks_for(total), (
+                f"extend said that {total} tokens of slot {slot} fit, into "
+                f"{self.kv.num_slot_blocks[slot]} blocks of {SIZE}"
+            )
             start = self.lengths[slot]
             self.tokens[slot, start:total] = self.random.integers(0, 2, total - start)
             self.lengths[slot] = total
@@ -277,7 +280,8 @@ class KVWalk:
                 read = self.pool[group, self._table(slot)[group]].reshape(-1)[:length]
                 wrote = self.tokens[slot, :length]
                 assert (read == wrote).all(), (
-                    f"slot {slot}: reads {read.tolist()}, wrote {wrote.tolist()}"
+                    f"slot {slot}: its blocks hold the KV of tokens {read.tolist()}, expected "
+                    f"{wrote.tolist()}"
                 )
 
         self._check_states()

@@ -101,7 +101,7 @@ class ModelSuite(ConformanceSuite):
                     logits = model.compute_logits(hidden[-1:])
                 assert hidden.shape[0] == count, f"{count} tokens gave {tuple(hidden.shape)}"
                 assert tuple(logits.shape) == (1, model.vocab_size), f"{tuple(logits.shape)}"
-                assert logits.dtype == torch.float32, f"logits are {logits.dtype}"
+                assert logits.dtype == torch.float32, f"logits are {logits.dtype}, expected float32"
 
     def test_kv_specs_are_complete(self) -> None:
         """kv_specs gives one a layer, in layer order, with sensible sizes."""
@@ -110,10 +110,14 @@ class ModelSuite(ConformanceSuite):
             model = self.build(Path(name))
             specs = model.kv_specs()
             assert [item.layer for item in specs] == list(range(model.num_layers)), (
-                f"layers {[item.layer for item in specs]} of {model.num_layers}"
+                f"kv_specs names layers {[item.layer for item in specs]}, expected 0 to "
+                f"{model.num_layers - 1} in order"
             )
             for item in specs:
-                assert item.kind in ("full", "window", "latent", "recurrent"), f"kind {item.kind}"
+                kinds = ("full", "window", "latent", "recurrent")
+                assert item.kind in kinds, (
+                    f"layer {item.layer} has kind {item.kind!r}, expected one of {kinds}"
+                )
                 assert item.num_kv_heads > 0, f"layer {item.layer} has no KV heads"
                 assert item.head_size > 0, f"layer {item.layer} has no head size"
 

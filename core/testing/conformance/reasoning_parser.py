@@ -66,7 +66,7 @@ class ReasoningParserSuite(ConformanceSuite):
         space around."""
         for text in self.samples():
             for piece in self.read([text]):
-                assert piece in text, f"{piece!r} is not in {text!r}"
+                assert piece in text, f"{piece!r} was made up: it is not in the answer {text!r}"
         for text in PLAIN:
             reasoning, content = self.read([text])
             found = (reasoning + content).strip()

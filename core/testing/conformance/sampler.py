@@ -55,6 +55,18 @@ def reference(logits: NDArray[np.float32], draw: Draw) -> int | None:
     return min(score, key=lambda t: (-score[t], t))
 
 
+def _token(token: int | None) -> str:
+    return "no token (valid is False)" if token is None else f"token {token}"
+
+
+def _drawn(draw: Draw) -> str:
+    """A row's parameters and the draw's numbers, for messages."""
+    params, seed, position, index = draw
+    names = ("temperature", "top_k", "top_p", "min_p")
+    shown = ", ".join(f"{name} {getattr(params, name)}" for name in names)
+    return f"{shown}, seed {seed}, position {position}, index {index}"
+
+
 def make_batch(vocab_size: int, draws: Sequence[Draw], device: str = "cpu") -> SamplingBatch:
     """The batch that a worker would hand over."""
     from octavo.core.runner.sampling_state import SamplingState
@@ -99,8 +111,10 @@ class SamplerSuite(ConformanceSuite):
         result = self.sampler(vocab_size).sample(
             torch.from_numpy(logits.copy()), make_batch(vocab_size, draws)
         )
-        assert result.token_ids.dtype == torch.int64, f"token ids are {result.token_ids.dtype}"
-        assert result.valid.dtype == torch.bool, f"valid is {result.valid.dtype}"
+        assert result.token_ids.dtype == torch.int64, (
+            f"token ids are {result.token_ids.dtype}, expected int64"
+        )
+        assert result.valid.dtype == torch.bool, f"valid is {result.valid.dtype}, expected bool"
         assert result.token_ids.shape == result.valid.shape == (len(draws),), (
             f"shapes {tuple(result.token_ids.shape)} and {tuple(result.valid.shape)}"
         )
@@ -113,7 +127,9 @@ class SamplerSuite(ConformanceSuite):
         got = self.draw(logits, draws)
         for row, draw in enumerate(draws):
             wanted = reference(logits[row], draw)
-            assert got[row] == wanted, f"row {row}: {got[row]}, not {wanted}: {draw}"
+            assert got[row] == wanted, (
+                f"row {row} got {_token(got[row])}, expected {_token(wanted)}: {_drawn(draw)}"
+            )
 
     # ---- tokens -----------------------------------------------------------------------------
 
@@ -234,7 +250,9 @@ class SamplerSuite(ConformanceSuite):
             got = result.token_ids[row].tolist()
             assert got == wanted, f"row {row}: tokens {got}, expected {wanted}"
             rank = 1 + order.index(int(tokens[row]))
-            assert int(result.ranks[row]) == rank, f"row {row}: rank is not {rank}"
+            assert int(result.ranks[row]) == rank, (
+                f"row {row}: rank is {int(result.ranks[row])}, expected {rank}"
+            )
             error = np.abs(result.values[row].numpy() - exact[row, wanted]).max()
             assert error < 1e-4, f"row {row}: logprobs differ by {error:.3g}"
 

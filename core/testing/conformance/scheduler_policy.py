@@ -85,7 +85,9 @@ class SchedulerPolicySuite(ConformanceSuite):
         requests = self._mixed(60)
         for index, item in enumerate(requests):
             policy.add(item)
-            assert len(policy) == index + 1, f"length {len(policy)} after {index + 1} requests"
+            assert len(policy) == index + 1, (
+                f"len(policy) is {len(policy)} after {index + 1} requests were added"
+            )
         seen: list[int] = []
         while (first := policy.peek()) is not None:
             assert policy.pop() is first, "pop took out another request than peek showed"
@@ -112,7 +114,7 @@ class SchedulerPolicySuite(ConformanceSuite):
         for handle in sorted(gone):
             assert policy.remove(handle), f"request {handle} was not found"
             assert not policy.remove(handle), f"request {handle} was removed twice"
-        assert len(policy) == 20, f"length {len(policy)} after removing 10 of 30"
+        assert len(policy) == 20, f"len(policy) is {len(policy)} after 10 of 30 were removed"
         out = []
         while policy.peek() is not None:
             out.append(policy.pop().handle)
@@ -186,7 +188,9 @@ class SchedulerPolicySuite(ConformanceSuite):
                 continue
             assert isinstance(order, np.ndarray), f"order is {type(order).__name__}"
             assert order.dtype == np.intp, f"order has dtype {order.dtype}, expected intp"
-            assert sorted(order.tolist()) == list(range(rows)), f"no permutation of {rows} rows"
+            assert sorted(order.tolist()) == list(range(rows)), (
+                f"order gave {order.tolist()[:20]}, no permutation of {rows} rows"
+            )
 
     def test_cap_is_a_count_a_row(self) -> None:
         """cap gives None, or one count a row that is not negative."""
@@ -197,9 +201,10 @@ class SchedulerPolicySuite(ConformanceSuite):
             cap = self.policy().cap(view, want)
             if cap is None:
                 continue
+            assert isinstance(cap, np.ndarray), f"cap gave {type(cap).__name__}"
             assert cap.shape == (rows,), f"cap has shape {cap.shape}, expected ({rows},)"
             assert cap.dtype == np.int64, f"cap has dtype {cap.dtype}, expected int64"
-            assert (cap >= 0).all(), "a cap is negative"
+            assert (cap >= 0).all(), f"cap gave {int(cap.min())}, expected 0 and more"
 
     def test_admit_cap_lies_between_nothing_and_what_is_wanted(self) -> None:
         """admit_cap gives a whole number from 0 to `want`."""
@@ -215,8 +220,9 @@ class SchedulerPolicySuite(ConformanceSuite):
         """victim_keys gives one float64 a row, none of them NaN."""
         for rows in SIZES:
             keys = self.policy().victim_keys(make_view(rows))
-            assert keys.shape == (rows,), f"victim keys have shape {keys.shape}"
-            assert keys.dtype == np.float64, f"victim keys have dtype {keys.dtype}"
+            assert isinstance(keys, np.ndarray), f"victim_keys gave {type(keys).__name__}"
+            assert keys.shape == (rows,), f"victim_keys has shape {keys.shape}, expected ({rows},)"
+            assert keys.dtype == np.float64, f"victim_keys has dtype {keys.dtype}, expected float64"
             assert not np.isnan(keys).any(), "a victim key is NaN"
 
     def test_preempts_names_a_running_slot(self) -> None:
