@@ -95,7 +95,8 @@ def _moved(schema: Any, place: str) -> Any:
 
 
 class RequiredCalls(ToolStream):
-    """Reads what `required_schema` describes; what is something else is text."""
+    """Reads what `required_schema` describes; what is something else is text. The beginning of a
+    call whose name is not known, at the end of an answer that was cut off, is nothing."""
 
     def __init__(self) -> None:
         self._region = JsonCalls(_STYLE, eager=True)
@@ -110,7 +111,8 @@ class RequiredCalls(ToolStream):
         region = self._region
         if region.rest is not None or region.failed is not None:
             return []
-        return self._after(region.finish(truncated))
+        events = region.finish(truncated)
+        return events if truncated else self._after(events)
 
     def _after(self, events: list[ToolEvent]) -> list[ToolEvent]:
         more = self._region.failed or self._region.rest or ""

@@ -115,7 +115,7 @@ class _Walker:
         self._tuple_items(out, place)
         self._infer_type(out, place)
         self._strings(out, place)
-        _check_arrays(out, place)
+        _arrays(out, place)
         _multiples(out, place)
         _enumerated(out, place)
         self._required(out, place)
@@ -254,10 +254,17 @@ def _mapping(value: Any, place: str) -> Mapping[str, Any]:
     return value
 
 
-def _check_arrays(out: dict[str, Any], place: str) -> None:
+def _arrays(out: dict[str, Any], place: str) -> None:
+    """More items than are described may be anything (xgrammar would allow no more)."""
     if out.get("uniqueItems") not in (None, False):
         raise _error(place, "'uniqueItems' is not supported")
     out.pop("uniqueItems", None)
+    described = out.get("prefixItems", [])
+    if "items" in out or "unevaluatedItems" in out or not isinstance(described, list):
+        return
+    counts = [out[word] for word in ("minItems", "maxItems") if isinstance(out.get(word), int)]
+    if any(count > len(described) for count in counts):
+        out["items"] = True
 
 
 def _check_pattern(pattern: Any, place: str) -> None:

@@ -34,7 +34,6 @@ class CompletionRequest(SamplingRequest):
     unsupported: ClassVar[Mapping[str, Unsupported]] = {
         **UNSUPPORTED,
         "suffix": Unsupported("fill-in-the-middle is not built in", ("",)),
-        "best_of": Unsupported("ask for n choices", (1,)),
         "max_completion_tokens": Unsupported("here it is max_tokens"),
         "top_logprobs": Unsupported("here it is logprobs"),
         "messages": Unsupported(CHAT),

@@ -47,6 +47,7 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "guided_choice": Unsupported(OLD_GRAMMAR % "choice"),
     "guided_grammar": Unsupported(OLD_GRAMMAR % "grammar"),
     "guided_decoding_backend": Unsupported("structured_outputs.engine in the YAML chooses"),
+    "best_of": Unsupported("ask for n choices", (1,)),
     "use_beam_search": Unsupported("only sampling is offered", (False,)),
     "length_penalty": Unsupported("it belongs to beam search", (1.0, 1)),
     "logits_processors": Unsupported("configure them in the YAML", ([],)),

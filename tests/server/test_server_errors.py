@@ -169,6 +169,7 @@ def test_completions(connect, fake, body, param):
         ),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": ["bare"]}]}, "messages[0].content"),
+        ({"messages": HI, "best_of": 2}, "best_of"),
         ({"messages": HI, "top_logprobs": 2}, "top_logprobs"),
         ({"messages": HI, "logprobs": True, "top_logprobs": 1000000}, "top_logprobs"),
         ({"messages": HI, "logprobs": True, "top_logprobs": -1}, "top_logprobs"),

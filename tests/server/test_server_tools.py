@@ -360,6 +360,13 @@ def test_forced_calls_that_were_cut_off(  # noqa: PLR0917
         assert answer["finish_reason"] == "length"
 
 
+def test_no_piece_of_a_forced_call_is_content(connect, fakes):
+    for cut in range(len(REQUIRED)):
+        body = forced("required", REQUIRED, max_tokens=cut + 1)
+        (answer,) = ask(connect, llm_with(fakes), body).json()["choices"]
+        assert not answer["message"]["content"], REQUIRED[: cut + 1]
+
+
 def deep(levels):
     schema: dict = {"type": "object"}
     for _ in range(levels):
