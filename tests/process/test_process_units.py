@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from octavo.core.config.models import EngineConfig, ServerConfig
-from octavo.core.engine_process import wire
+from octavo.core.engine_process import process, wire
 from octavo.core.engine_process.folder import SOCKET, make_folder, remove_folder
 from octavo.core.engine_process.process import plain
 from octavo.core.engine_process.split import adopt, globally, split
@@ -131,6 +132,32 @@ def test_folders_are_private_and_short(monkeypatch, tmp_path) -> None:
         remove_folder(folder)
     assert not folder.exists()
     remove_folder(folder)
+
+
+def test_the_last_words_of_an_engine_may_come_late(tmp_path) -> None:
+    """With the exit status of one that has said why it ended, they are waited for."""
+
+    async def go() -> None:
+        downs: list[str] = []
+        engine = process.EngineProcess(EngineConfig())
+        engine.on_down = downs.append
+        run = SimpleNamespace(
+            died=None,
+            reason=None,
+            process=SimpleNamespace(returncode=process.SAID_WHY),
+            channel=SimpleNamespace(drain=lambda: None, close=lambda: None),
+            folder=tmp_path / "none",
+            why=lambda ran: process._Run.why(run, ran=ran),
+        )
+        engine._run = run  # type: ignore[assignment]
+        engine._is_up("ipc://somewhere", None)
+        engine._exited(run)  # type: ignore[arg-type]
+        await asyncio.sleep(2 * process.LAST_WORDS_S)
+        assert downs == []
+        engine._take(wire.Died("RuntimeError", "the prompt asked for it"))
+        assert downs == ["the engine stopped: RuntimeError: the prompt asked for it"]
+
+    asyncio.run(go())
 
 
 def queue(waiting: int = 0, tokens: int = 0, **limits: int) -> tuple[Queue, SimpleNamespace]:
