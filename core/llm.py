@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
 from types import FrameType, TracebackType
@@ -20,6 +21,7 @@ from octavo.core.text.detokenizer import TokenTable
 from octavo.core.text.inputs import InputProcessor, PreparedRequest, Prompt
 from octavo.core.text.output_processor import OutputProcessor
 from octavo.core.text.state import OutputMode
+from octavo.core.turns import Turns
 
 if TYPE_CHECKING:
     from octavo.core.assembly import ConfigSource
@@ -36,8 +38,10 @@ class LLM:
     it comes from when it is not the model's own, or a `Tokenizer`. Other keywords are vLLM's
     (`dtype`, `max_model_len`, `gpu_memory_utilization`, ...) and win over `config`.
 
-    Not thread-safe: the engine runs in whichever thread calls. Close it, or use it as a context
-    manager.
+    Any thread may call, and the engine runs in the one that does. Calls of other threads wait
+    until it has returned; a stream has its turn item by item, so that other calls, of its own
+    thread too, may come between. For many callers at once, `AsyncLLM` batches their requests.
+    Close it, or use it as a context manager.
     """
 
     def __init__(
@@ -76,6 +80,8 @@ class LLM:
         self._processor = OutputProcessor(TokenTable(inputs.tokenizer))
         self._results: dict[str, RequestOutput | None] = {}  # live requests and their last output
         self._ids = itertools.count()
+        self._turns = Turns()
+        self._left: deque[str] = deque()  # requests of streams that were left
 
     # ---- generation ------------------------------------------------------------------------------
 
@@ -98,7 +104,8 @@ class LLM:
             raise RequestError("adapters are not built in", param="lora_request")
         many = _is_batch(prompts)
         batch: Sequence[Prompt] = prompts if many else [prompts]  # type: ignore[assignment,list-item]
-        return self._run(batch, sampling_params, use_tqdm, priority=priority, many=many)
+        with self._turns:
+            return self._run(batch, sampling_params, use_tqdm, priority=priority, many=many)
 
     def chat(
         self,
@@ -117,52 +124,70 @@ class LLM:
         many = bool(messages) and not isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = messages if many else [messages]
         prompts: list[Prompt] = []
-        for place, conversation in enumerate(conversations):
-            try:
-                prompts.append(
-                    render_chat(
-                        self._inputs,
-                        conversation,
-                        template=chat_template,
-                        add_generation_prompt=add_generation_prompt,
-                        continue_final_message=continue_final_message,
-                        tools=tools,
-                        kwargs=chat_template_kwargs,
+        with self._turns:
+            for place, conversation in enumerate(conversations):
+                try:
+                    prompts.append(
+                        render_chat(
+                            self._inputs,
+                            conversation,
+                            template=chat_template,
+                            add_generation_prompt=add_generation_prompt,
+                            continue_final_message=continue_final_message,
+                            tools=tools,
+                            kwargs=chat_template_kwargs,
+                        )
                     )
-                )
-            except RequestError as error:
-                raise _placed(error, place if many else None) from None
-        return self._run(prompts, sampling_params, use_tqdm, many=many)
+                except RequestError as error:
+                    raise _placed(error, place if many else None) from None
+            return self._run(prompts, sampling_params, use_tqdm, many=many)
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
         """Complete one prompt; every output holds only what is new. Leaving the loop early aborts
         the request."""
-        prepared = self._prepare(prompt, sampling_params)
+        with self._turns:
+            prepared = self._prepare(prompt, sampling_params)
         return self._stream(prepared)
 
     def _stream(self, prepared: PreparedRequest) -> Iterator[RequestOutput]:
-        request_id = prepared.request_id
         try:
-            self._submit([prepared], "delta")
+            with self._turns:
+                self._submit([prepared], "delta")
             finished = False
             while not finished:
-                # Another call may have stepped the engine while this one was suspended.
-                if self._results[request_id] is None:
-                    self._advance()
-                update, self._results[request_id] = self._results[request_id], None
-                if update is None:
-                    continue
-                if update.error is not None:
-                    raise RequestError(
-                        update.error, param=update.error_param, code=update.error_code
-                    )
+                with self._turns:
+                    update = self._next(prepared)
                 finished = update.finished
-                self._add_timeline(prepared, update)
                 yield update
         finally:
-            self._abort([request_id])
+            self._leave(prepared.request_id)
+
+    def _next(self, prepared: PreparedRequest) -> RequestOutput:
+        """What is new of a stream. Another call may have stepped the engine meanwhile."""
+        request_id = prepared.request_id
+        while self._results[request_id] is None:
+            self._advance()
+        update, self._results[request_id] = self._results[request_id], None
+        assert update is not None, "looked for just now"
+        if update.error is not None:
+            raise RequestError(update.error, param=update.error_param, code=update.error_code)
+        self._add_timeline(prepared, update)
+        return update
+
+    def _leave(self, request_id: str) -> None:
+        """A stream has ended or was left. Where a call is running, that call ends the request."""
+        self._left.append(request_id)
+        if self._turns.vacant():
+            try:
+                self._forget_left()
+            finally:
+                self._turns.__exit__()
+
+    def _forget_left(self) -> None:
+        while self._left:
+            self._abort([self._left.popleft()])
 
     # ---- the rest --------------------------------------------------------------------------------
 
@@ -191,16 +216,20 @@ class LLM:
 
     def metrics(self) -> dict[str, Any]:
         """Times of the phases of a step, and the scheduler's state."""
-        metrics: dict[str, Any] = self._client.call("metrics").result()
+        with self._turns:
+            metrics: dict[str, Any] = self._client.call("metrics").result()
         return metrics
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prompts; False while requests run."""
-        return bool(self._client.call("reset_prefix_cache").result())
+        with self._turns:
+            self._forget_left()
+            return bool(self._client.call("reset_prefix_cache").result())
 
     def close(self) -> None:
         """Stop the engine and free its memory."""
-        self._client.close()
+        with self._turns:
+            self._client.close()
 
     def __enter__(self) -> Self:
         return self
@@ -277,6 +306,7 @@ class LLM:
 
     def _advance(self) -> list[RequestOutput]:
         """One step; its updates are kept in `_results` too, for whoever waits for them."""
+        self._forget_left()
         if not self._client.has_work():
             self._client.check_alive()
             raise EngineDeadError(f"the engine lost requests {self._processor.request_ids}")

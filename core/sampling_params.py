@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Mapping
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -22,8 +22,19 @@ MAX_N = 16384
 """Most choices of one request: each is a request of its own in the engine."""
 
 
+_SWITCHES = (
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "detokenize",
+    "timeline",
+)
+
+
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Parameters of one request. Everything has a default; None means "not given".
+    """Parameters of one request. Everything has a default; None means "not given". What is given is
+    checked here, and what was assigned since is checked when a request is made with it.
 
     n: choices. temperature: 0 (or tiny) is greedy. top_k: 0 and -1 are off. top_p in (0, 1].
     min_p in [0, 1]: least probability relative to the most probable token. Penalties as vLLM's:
@@ -76,6 +87,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             self.top_k = 0
         self._check_numbers()
         self._check_lists()
+        self._check_others()
         if self.structured_outputs is not None:
             self.structured_outputs = StructuredOutputsParams.make(self.structured_outputs)
             if self.ignore_eos:
@@ -144,6 +156,30 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 for token, bias in self.logit_bias.items()
             }
 
+    def _check_others(self) -> None:
+        for name in _SWITCHES:
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                if type(value).__name__ not in ("bool", "bool_"):  # NumPy's
+                    raise RequestError(f"{name} must be true or false, got {value!r}", param=name)
+                setattr(self, name, bool(value))
+        if self.extra_args is not None and not isinstance(self.extra_args, Mapping):
+            raise RequestError(
+                f"extra_args must be a mapping, got {type(self.extra_args).__name__}",
+                param="extra_args",
+            )
+        if self.bad_words_token_ids is not None:
+            name = "bad_words_token_ids"
+            words = _items(name, self.bad_words_token_ids, "lists of token ids")
+            self.bad_words_token_ids = [
+                [_integer(name, token, 0) for token in _items(name, word, "token ids")]
+                for word in words
+            ]
+
+    def checked(self) -> Self:
+        """A copy, checked like one that is new. Raises `RequestError`."""
+        return msgspec.structs.replace(self)
+
     def clone(self) -> SamplingParams:
         """A copy that shares nothing."""
         return copy.deepcopy(self)
@@ -189,6 +225,8 @@ def _items(name: str, value: Any, what: str) -> list[Any]:
 
 def _integer(name: str, value: Any, low: int, high: int | None = None, *, note: str = "") -> int:
     """The value as an `int`; NumPy's integers are taken too."""
+    if type(value) is int and low <= value <= (2**63 - 1 if high is None else high):
+        return value  # as nearly always
     number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
     most = 2**63 - 1 if high is None else high  # what arrays and messages hold
     if number is None or not low <= number <= most:
@@ -201,6 +239,8 @@ def _integer(name: str, value: Any, low: int, high: int | None = None, *, note: 
 
 def _finite(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> float:
     """The value as a `float` (an `int` stays one); NumPy's numbers are taken too."""
+    if (type(value) is float or type(value) is int) and low < value <= high:
+        return value  # as nearly always
     number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or not low <= value <= high:
         inside = False

@@ -249,6 +249,7 @@ class InputProcessor:
             raise RequestError(
                 f"sampling_params must be SamplingParams, got {type(sampling).__name__}"
             )
+        sampling = sampling.checked()
         if sampling.stop and not sampling.detokenize:
             raise RequestError("stop strings need detokenize=True", param="stop")
         for name in ("stop", "bad_words"):

@@ -3,7 +3,10 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -147,6 +150,62 @@ def test_a_stream_goes_on_after_other_work(llm: LLM) -> None:
     rest = list(stream)
     assert first.outputs[0].text + "".join(o.outputs[0].text for o in rest) == "abcdabcd"
     assert len(rest) < 7  # what came meanwhile was merged
+
+
+def test_calls_of_other_threads_wait() -> None:
+    inside = threading.Lock()
+
+    def alone(step: int) -> None:
+        assert inside.acquire(blocking=False), "two threads step the engine"
+        time.sleep(0)  # let others run
+        inside.release()
+
+    llm, engine = make(before_step=alone)
+    prompts = [[f"{letter}{number}" for number in range(5)] for letter in "abcdefgh"]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        found = list(pool.map(lambda batch: [texts(llm, each) for each in batch], prompts))
+    assert found == [[[each * 2] for each in batch] for batch in prompts]
+    assert engine.requests == {}
+
+
+def test_streams_and_calls_of_several_threads_take_turns(llm: LLM) -> None:
+    def stream(prompt: str) -> str:
+        parts = []
+        for output in llm.stream(prompt, SamplingParams(max_tokens=8)):
+            parts.append(output.outputs[0].text)
+            assert texts(llm, prompt[:2]) == [prompt[:2] * 2]  # nested, as ever
+        return "".join(parts)
+
+    prompts = ["abcd", "efgh", "ijkl", "mnop"]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        assert list(pool.map(stream, prompts)) == [prompt * 2 for prompt in prompts]
+
+
+def test_a_stream_that_is_dropped_during_a_call_is_ended_by_that_call() -> None:
+    dropped: list[object] = []
+
+    def drop(step: int) -> None:
+        dropped.clear()  # as the garbage collector would, in the midst of a step
+
+    llm, engine = make(before_step=drop)
+    stream = llm.stream("abcdefgh", SamplingParams(max_tokens=16))
+    next(stream)
+    dropped.append(stream)
+    del stream
+    assert texts(llm, "xyz") == ["xyzxyz"]
+    assert engine.requests == {}
+    assert engine.aborted == [engine.seen[0].handle]
+
+
+def test_params_that_were_spoilt_are_refused_and_nothing_else() -> None:
+    llm, engine = make()
+    params = SamplingParams(max_tokens=3)
+    params.n = 0
+    for call in (llm.generate, llm.stream):
+        with pytest.raises(RequestError, match="n must be an integer"):
+            call("a", params)
+    assert engine.seen == []
+    assert texts(llm, "ab") == ["abab"]
 
 
 def test_a_failing_stream_raises() -> None:

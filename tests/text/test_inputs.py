@@ -159,6 +159,17 @@ def test_sampling_is_checked_against_the_model(
         inputs.prepare("Hi", SamplingParams(**params), request_id="r")  # type: ignore[arg-type]
 
 
+def test_sampling_is_checked_again_where_a_request_is_made(inputs: InputProcessor) -> None:
+    params = SamplingParams()
+    params.temperature = "hot"  # type: ignore[assignment]
+    with pytest.raises(RequestError, match="temperature must be a number"):
+        inputs.prepare("Hi", params, request_id="r")
+    params.temperature = 0.5
+    prepared = inputs.prepare("Hi", params, request_id="r")
+    params.temperature = 2.0
+    assert prepared.requests[0].sampling.temperature == 0.5
+
+
 def test_sampling_must_be_sampling_params(inputs: InputProcessor) -> None:
     with pytest.raises(RequestError, match="got dict"):
         inputs.prepare("Hi", {"n": 1}, request_id="r")  # type: ignore[arg-type]

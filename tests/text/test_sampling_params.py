@@ -29,6 +29,9 @@ from octavo.core.errors import RequestError
         ({"top_k": -2}, r"top_k must be an integer of at least -1 \(0 and -1 mean off\), got -2"),
         ({"temperature": np.float32("nan")}, "temperature must be a number"),
         ({"seed": True}, "seed must be an integer, got True"),
+        ({"ignore_eos": "no"}, "ignore_eos must be true or false, got 'no'"),
+        ({"extra_args": [1]}, "extra_args must be a mapping, got list"),
+        ({"bad_words_token_ids": [["a"]]}, "bad_words_token_ids must be an integer"),
     ],
 )
 def test_what_cannot_be_used_is_named(params: dict[str, Any], message: str) -> None:
@@ -59,3 +62,34 @@ def test_numpy_numbers_become_plain_ones() -> None:
     for name in ("n", "temperature", "max_tokens", "seed", "top_k"):
         assert type(getattr(given, name)) is type(getattr(plain, name)), name
     assert [type(token) for token in given.stop_token_ids or ()] == [int, int]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", "x"),
+        ("temperature", float("nan")),
+        ("seed", "x"),
+        ("n", 0),
+        ("top_k", -7),
+        ("top_p", 7),
+        ("max_tokens", -3),
+        ("min_tokens", 99),
+        ("detokenize", "x"),
+        ("structured_outputs", 5),
+    ],
+)
+def test_what_was_assigned_is_checked_with_the_rest(name: str, value: Any) -> None:
+    params = SamplingParams(max_tokens=3)
+    setattr(params, name, value)
+    with pytest.raises(RequestError, match=name) as caught:
+        params.checked()
+    assert caught.value.param == name
+
+
+def test_a_checked_copy_is_as_if_new() -> None:
+    params = SamplingParams(stop_token_ids=[1])
+    params.stop, params.top_k, params.seed = "end", -1, -1
+    copied = params.checked()
+    params.stop_token_ids.append(2)  # type: ignore[union-attr]
+    assert copied == SamplingParams(stop="end", top_k=-1, seed=-1, stop_token_ids=[1])
