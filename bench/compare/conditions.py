@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.bench.compare.metrics import BY_NAME
+from octavo.bench.compare.outputs import unexplained
 from octavo.core.errors import nearest
 
 OPERATORS = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
 OUTPUTS = ("output_errors", "output_differences")
-"""Prompts whose greedy outputs differ by more than rounding; and at all."""
+"""Prompts whose greedy outputs differ in a way that rounding does not explain; and at all."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,15 @@ def condition(text: str) -> Condition:
 
 
 def failures(conditions: Sequence[Condition], result: Mapping[str, Any]) -> list[str]:
-    """What holds, in words; a condition is asked of every side but the first."""
+    """What holds, in words; a condition is asked of every side but the first. One of something that
+    was not measured fails too: a gate that is not looked at must not stand open."""
     found = []
     for number, side in enumerate(result["sides"][1:], start=1):
         for asked in conditions:
             value = _value(asked, number, result)
-            if value is not None and OPERATORS[asked.operator](value, asked.limit):
+            if value is None:
+                found.append(f"{side['name']}: {asked.text} cannot be told: it was not measured")
+            elif OPERATORS[asked.operator](value, asked.limit):
                 found.append(f"{side['name']}: {asked.text}, it is {value:.4g}")
     return found
 
@@ -65,9 +69,10 @@ def _value(asked: Condition, side: int, result: Mapping[str, Any]) -> float | No
         check = next((c for c in result["checks"] if c["side"] == side), None)
         if check is None or check.get("greedy") is None:
             return None
-        verdicts = [p["verdict"] for p in check["greedy"]["prompts"]]
-        wanted = ("error",) if asked.metric == "output_errors" else ("error", "rounding", "unknown")
-        return float(sum(verdict in wanted for verdict in verdicts))
+        greedy = check["greedy"]
+        if asked.metric == "output_errors":
+            return float(unexplained(greedy))
+        return float(sum(prompt["verdict"] != "identical" for prompt in greedy["prompts"]))
     for row in result["metrics"]:
         if row["side"] == side and row["metric"] == asked.metric:
             value = row[asked.part]

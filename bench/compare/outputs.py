@@ -15,41 +15,58 @@ Greedy = Sequence[Mapping[str, Any]]
 FLOOR = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.02}
 """Differences of log probabilities that rounding alone is known to make, by dtype."""
 CEILING = {"float32": 0.02, "bfloat16": 0.5, "float16": 0.1}
-"""Sides that differ by more at positions where they agree compute different things."""
+"""Sides that differ by more for equal tokens compute different things."""
+EXACT = 1e-6
+"""What log probabilities of float32 lose on their way; all that is rounding between sides whose log
+probabilities are equal."""
+_NEAR = 2  # candidates of a position whose log probabilities are compared: a token and its rival
+_UNEXPLAINED = ("error", "unknown")
 
 
 def compare_greedy(first: Greedy, other: Greedy, dtype: str = "float32") -> dict[str, Any]:
     """Token by token. At the first difference of a prompt both sides have seen the same tokens, so
     their two log probabilities differ by what they compute: `gap`, the sum of both margins (each
-    side's token over the other side's). It is rounding when it is no more than a few times the
-    largest difference at positions where the sides agree, which is measured, within bounds by
-    dtype.
+    side's token over the other side's), is by how much they disagree about the two tokens.
 
-    verdict: `identical`, `rounding`, `error` (more than rounding explains) or `unknown` (no log
-    probabilities, or tokens that cannot be compared)."""
-    if any(_kind(a) != _kind(b) for a, b in zip(first, other, strict=True)):
-        return {"verdict": "unknown", "why": "the sides name tokens differently", "prompts": []}
-    noise = [
-        abs(x - y)
-        for a, b in zip(first, other, strict=True)
-        for x, y in _agreeing(a, b, _difference(a["tokens"], b["tokens"]))
-    ]
-    largest = max(noise, default=0.0)
+    It is rounding when each side prefers its own token, both rank both tokens, and the gap is no
+    more than a few times the largest difference of log probabilities before (`noise`), within
+    bounds by dtype. Sides whose log probabilities are equal do not round differently.
+
+    verdict: `identical`, `rounding`, `error` (more than rounding explains) or `unknown` (not
+    explained: log probabilities are missing, or tokens cannot be compared)."""
+    pairs = list(zip(first, other, strict=True))
+    if any(_kind(a) != _kind(b) for a, b in pairs):
+        why = "the sides name tokens differently"
+        found: dict[str, Any] = {"verdict": "unknown", "why": why, "num_identical": 0}
+        return found | {"prompts": [{"verdict": "unknown", "why": why} for _ in pairs]}
+    places = [_difference(a["tokens"], b["tokens"]) for a, b in pairs]
+    noise = [d for (a, b), at in zip(pairs, places, strict=True) for d in _before(a, b, at)]
+    there = [d for (a, b), at in zip(pairs, places, strict=True) for d in _beside(a, b, at)]
+    largest, seen = max(noise, default=0.0), noise + there
     floor, ceiling = FLOOR.get(dtype, 0.1), CEILING.get(dtype, 0.5)
     allowed = 4 * min(max(largest, floor), ceiling)
-    prompts = [_prompt(a, b, allowed) for a, b in zip(first, other, strict=True)]
+    if seen and max(seen) <= EXACT:
+        allowed = EXACT
+    prompts = [_prompt(a, b, at, allowed) for (a, b), at in zip(pairs, places, strict=True)]
+    if max(seen, default=0.0) > ceiling:
+        why = f"log probabilities of equal tokens differ by more than rounding in {dtype}"
+        for prompt in prompts:
+            if prompt["verdict"] == "rounding":
+                prompt |= {"verdict": "error", "why": why}
     kinds = {prompt["verdict"] for prompt in prompts}
-    verdict = next((k for k in ("error", "unknown", "rounding") if k in kinds), "identical")
-    if largest > ceiling and verdict != "identical":
-        verdict = "error"
     return {
-        "verdict": verdict,
+        "verdict": next((k for k in (*_UNEXPLAINED, "rounding") if k in kinds), "identical"),
         "prompts": prompts,
         "num_identical": sum(p["verdict"] == "identical" for p in prompts),
         "noise": largest,
         "noise_rms": float(np.sqrt(np.mean(np.square(noise)))) if noise else 0.0,
         "allowed": allowed,
     }
+
+
+def unexplained(greedy: Mapping[str, Any]) -> int:
+    """Prompts whose difference rounding does not explain, or of which that is not known."""
+    return sum(prompt["verdict"] in _UNEXPLAINED for prompt in greedy["prompts"])
 
 
 def _kind(output: Mapping[str, Any]) -> type | None:
@@ -65,48 +82,65 @@ def _difference(first: Sequence[Any], other: Sequence[Any]) -> int | None:
     return None if len(first) == len(other) else min(len(first), len(other))
 
 
-def _agreeing(
-    a: Mapping[str, Any], b: Mapping[str, Any], until: int | None
-) -> list[tuple[float, float]]:
-    """Both log probabilities of the tokens before the first difference."""
-    found = []
-    for token, one, two in list(zip(a["tokens"], a["top"], b["top"], strict=False))[:until]:
-        x, y = _value(one, token), _value(two, token)
-        if x is not None and y is not None:
-            found.append((x, y))
-    return found
+def _before(a: Mapping[str, Any], b: Mapping[str, Any], until: int | None) -> list[float]:
+    """By how much log probabilities of equal tokens differ where the outputs agree."""
+    tops = list(zip(a["top"], b["top"], strict=False))[:until]
+    return [d for one, two in tops for d in _apart(one, two)]
+
+
+def _beside(a: Mapping[str, Any], b: Mapping[str, Any], at: int | None) -> list[float]:
+    """The same at the first difference, the two tokens themselves left out."""
+    if at is None or at >= min(len(a["top"]), len(b["top"]), len(a["tokens"]), len(b["tokens"])):
+        return []
+    chosen = (a["tokens"][at], b["tokens"][at])
+    return _apart([pair for pair in a["top"][at] if pair[0] not in chosen], b["top"][at])
+
+
+def _apart(one: Sequence[Sequence[Any]], two: Sequence[Sequence[Any]]) -> list[float]:
+    known = dict(map(tuple, two))
+    shared = [abs(float(value) - known[name]) for name, value in one if name in known]
+    return shared[:_NEAR]
 
 
 def _value(top: Sequence[Sequence[Any]], token: Any) -> float | None:
     return next((float(value) for name, value in top if name == token), None)
 
 
-def _prompt(a: Mapping[str, Any], b: Mapping[str, Any], allowed: float) -> dict[str, Any]:
-    at = _difference(a["tokens"], b["tokens"])
+def _prompt(
+    a: Mapping[str, Any], b: Mapping[str, Any], at: int | None, allowed: float
+) -> dict[str, Any]:
     if at is None:
         return {"verdict": "identical", "tokens": len(a["tokens"])}
-    found: dict[str, Any] = {"at": at, "tokens": len(a["tokens"]), "verdict": "unknown"}
+    found: dict[str, Any] = {"at": at, "tokens": len(a["tokens"]), "verdict": "error"}
     if at >= min(len(a["tokens"]), len(b["tokens"])):
-        return found | {"verdict": "error", "why": "one output ends before the other"}
+        return found | {"why": "one output ends before the other"}
     x, y = a["tokens"][at], b["tokens"][at]
     found |= {"first_token": x, "other_token": y}
-    if at >= min(len(a["top"]), len(b["top"])):
-        return found
-    first, other = _margin(a["top"][at], x, y), _margin(b["top"][at], y, x)
+    tops = [side["top"][at] if at < len(side["top"]) else () for side in (a, b)]
+    if not all(tops):
+        return found | {"verdict": "unknown", "why": "a side gives no log probabilities"}
+    first, other = _margin(tops[0], x, y), _margin(tops[1], y, x)
     found |= {"first_margin": first, "other_margin": other}
+    # What is greedy takes the most probable; where it did not, a mask or a bias had its say.
     if first is None or other is None:
+        return found | {"why": "a side chose a token that is not among its own most probable ones"}
+    if min(first, other) < -EXACT:
+        return found | {"why": "a side chose a token that it holds for less probable"}
+    found["gap"] = first + other
+    if found["gap"] > allowed:
         return found
-    gap = first + other
-    return found | {"gap": gap, "verdict": "rounding" if gap <= allowed else "error"}
+    if _value(tops[0], y) is None or _value(tops[1], x) is None:
+        why = "a side's token is not among the most probable ones of the other"
+        return found | {"verdict": "unknown", "why": why}
+    return found | {"verdict": "rounding"}
 
 
 def _margin(top: Sequence[Sequence[Any]], chosen: Any, rival: Any) -> float | None:
     """How much more probable (in logarithms, so in logits) the chosen token is than the rival; at
     least so much where the rival is not among the alternatives."""
-    value = _value(top, chosen)
-    if value is None or not top:
+    value, other = _value(top, chosen), _value(top, rival)
+    if value is None:
         return None
-    other = _value(top, rival)
     return value - (float(top[-1][1]) if other is None else other)
 
 

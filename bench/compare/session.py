@@ -18,7 +18,8 @@ from octavo.bench.workloads.calls import Call
 from octavo.bench.workloads.spec import WorkloadSpec
 
 NOISE, WARM_UP = 1, 2  # repeats: the same lengths and times with other contents
-TOP = 5
+TOP = {"engine": 20, "server": 5}
+"""Candidates a position that are asked for; the protocol promises no more than 5."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,11 @@ class Session:
             for call in self._calls(0, count=plan.check_prompts)[: plan.check_prompts]
         ]
         self._tell("comparing outputs")
-        greedy = [self._ask(lambda s: s.greedy(calls, TOP), side) for side in self.sides]
+        tops = [TOP[side.facts["kind"]] for side in self.sides]
+        greedy = [
+            self._ask(lambda s, top=top: s.greedy(calls, top), side)
+            for side, top in zip(self.sides, tops, strict=True)
+        ]
         sampled: list[Any] = [None] * len(self.sides)
         if plan.check_samples:
             few = calls[:2]

@@ -190,14 +190,30 @@ def shown_distance(
 
     Pearson's statistic is then noncentral chi-square. For n draws a side and a distance d its
     noncentrality is n/2 times the sum of (difference of shares)^2 / share, which is at least
-    2 n d^2 a prompt (Cauchy and Schwarz)."""
+    2 n d^2 a prompt (Cauchy and Schwarz). Of the whole distance that much less is seen as may lie
+    among the rare categories, which the test sees as one: at most their probability."""
     size = int(min(first.sum(axis=1).min(), second.sum(axis=1).min()))
     if size < RARE:
         return None  # even tokens that only one side draws are pooled
     kinds = [len(_pooled(a, b)[1]) for a, b in zip(first, second, strict=True)]
     freedom = sum(max(1, kind - 1) for kind in kinds)
-    distance = math.sqrt(_noncentrality(freedom, alpha, power) / (2 * size * len(first)))
-    return distance if distance <= 1 else None
+    hidden = np.array([_unseen(a + b) for a, b in zip(first, second, strict=True)])
+    needed = _noncentrality(freedom, alpha, power) / (2 * size)
+    low, high = 0.0, 1.0
+    if (np.maximum(high - hidden, 0) ** 2).sum() < needed:
+        return None
+    for _ in range(30):
+        middle = (low + high) / 2
+        enough = (np.maximum(middle - hidden, 0) ** 2).sum() >= needed
+        low, high = (low, middle) if enough else (middle, high)
+    return high
+
+
+def _unseen(total: NDArray[np.int64]) -> float:
+    """Probability of all categories with under `RARE` counts, those never drawn among them. What
+    was drawn k times has together about (k + 1) N(k + 1) / N, N(k) being the number of categories
+    drawn k times (Good, The population frequencies of species, Biometrika 40, 1953)."""
+    return float(total[total <= RARE].sum() / max(1, total.sum()))
 
 
 def _noncentrality(freedom: int, alpha: float, power: float) -> float:

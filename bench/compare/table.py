@@ -89,12 +89,12 @@ def _sampled_text(sampled: Result) -> str:
     if sampled["verdict"] == "different":
         return "another distribution"
     if sampled["verdict"] == "too few":
-        return "too few draws to show any difference (--check-samples)"
+        return "none shown, but so few draws need not show any difference (--check-samples)"
     return f"no difference; one of {sampled['shown_distance']:.2f} or more would have been shown"
 
 
 def _greedy_lines(name: str, greedy: Result) -> list[str]:
-    if not greedy["prompts"]:
+    if "why" in greedy:
         return [f"greedy outputs of {name}: {greedy['verdict']} ({greedy['why']})"]
     out = [
         f"greedy outputs of {name}: {greedy['num_identical']} of {len(greedy['prompts'])} identical"
@@ -108,13 +108,19 @@ def _greedy_lines(name: str, greedy: Result) -> list[str]:
 
 def prompt_text(prompt: Result) -> str:
     """The first difference of a prompt in words."""
-    if "first_token" not in prompt:
-        return f"token {prompt['at']}: {prompt.get('why', 'no token to compare')}"
-    text = f"token {prompt['at']}: {prompt['first_token']!r} against {prompt['other_token']!r}"
-    if prompt.get("first_margin") is None or prompt.get("other_margin") is None:
-        return f"{text}, no margins"
     word = "rounding" if prompt["verdict"] == "rounding" else "MORE THAN ROUNDING"
-    return f"{text}, margins {prompt['first_margin']:.2g} and {prompt['other_margin']:.2g}: {word}"
+    if prompt["verdict"] == "unknown":
+        word = "NOT EXPLAINED"
+    if "why" in prompt:
+        word += f" ({prompt['why']})"
+    if "at" not in prompt:
+        return word
+    if "first_token" not in prompt:
+        return f"token {prompt['at']}: {word}"
+    text = f"token {prompt['at']}: {prompt['first_token']!r} against {prompt['other_token']!r}"
+    if prompt.get("first_margin") is not None and prompt.get("other_margin") is not None:
+        text += f", margins {prompt['first_margin']:.2g} and {prompt['other_margin']:.2g}"
+    return f"{text}: {word}"
 
 
 def lines(result: Result) -> list[str]:
