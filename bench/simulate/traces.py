@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 from octavo.core.errors import OctavoError
 
 BLOCK_TOKENS = 512
+_MOST = 2**31 - 1  # of what engines count in 32 bits
+_LONGEST = 2.0**53  # up to here floats tell whole numbers apart
 
 
 class TraceError(OctavoError):
@@ -42,34 +44,77 @@ class TraceRequest:
     priority: int = 0
 
 
+class _FieldError(ValueError):
+    """A field holds something else than expected."""
+
+    def __init__(self, name: str, expected: str, value: Any) -> None:
+        super().__init__(f"'{name}': expected {expected}, got {value!r}")
+
+
+def _time(row: Mapping[str, Any], name: str, unit: str) -> float:
+    value = row[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LONGEST:
+        raise _FieldError(name, f"a number of {unit}, 0 or more", value)
+    return float(value)
+
+
+def _count(row: Mapping[str, Any], name: str, least: int, default: int | None = None) -> int:
+    value = row[name] if default is None else row.get(name, default)
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if isinstance(value, bool) or not whole or not least <= value <= _MOST:
+        raise _FieldError(name, f"a whole number from {least} to {_MOST}", value)
+    return int(value)
+
+
+def _text_count(row: Mapping[str, Any], name: str) -> int:
+    """Of a table, which holds texts; a column that a line does not reach is None."""
+    text = row[name]
+    given = int(text) if isinstance(text, str) and text.strip().isdecimal() else text
+    return _count({name: given}, name, 0)
+
+
+def _ids(row: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    ids = row[name]
+    numbers = isinstance(ids, list) and all(type(i) is int and -(2**63) <= i < 2**63 for i in ids)
+    if not numbers:
+        raise _FieldError(name, "a list of whole numbers of 64 bits", ids)
+    return tuple(ids)
+
+
 def _mooncake(row: Mapping[str, Any]) -> TraceRequest:
     return TraceRequest(
-        arrival=float(row["timestamp"]) / 1000,
-        num_prompt=int(row["input_length"]),
-        num_output=int(row["output_length"]),
-        blocks=tuple(row["hash_ids"]),
+        arrival=_time(row, "timestamp", "milliseconds") / 1000,
+        num_prompt=_count(row, "input_length", 0),
+        num_output=_count(row, "output_length", 0),
+        blocks=_ids(row, "hash_ids"),
     )
 
 
 def _azure(row: Mapping[str, Any]) -> TraceRequest:
-    moment = datetime.fromisoformat(row["TIMESTAMP"])
+    text = row["TIMESTAMP"]
+    try:
+        moment = datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        raise _FieldError("TIMESTAMP", "a date and time (ISO 8601)", text) from None
     return TraceRequest(
         arrival=(moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp(),
-        num_prompt=int(row["ContextTokens"]),
-        num_output=int(row["GeneratedTokens"]),
+        num_prompt=_text_count(row, "ContextTokens"),
+        num_output=_text_count(row, "GeneratedTokens"),
     )
 
 
 def _jsonl(row: Mapping[str, Any]) -> TraceRequest:
-    ids, user = row.get("hash_ids"), row.get("user")
+    user = row.get("user")
+    if user is not None and (isinstance(user, bool) or not isinstance(user, str | int)):
+        raise _FieldError("user", "a text or a whole number", user)
     return TraceRequest(
-        arrival=float(row["arrival"]),
-        num_prompt=int(row["prompt_tokens"]),
-        num_output=int(row["output_tokens"]),
-        blocks=None if ids is None else tuple(map(int, ids)),
-        block_tokens=int(row.get("block_tokens", BLOCK_TOKENS)),
+        arrival=_time(row, "arrival", "seconds"),
+        num_prompt=_count(row, "prompt_tokens", 1),
+        num_output=_count(row, "output_tokens", 1),
+        blocks=None if row.get("hash_ids") is None else _ids(row, "hash_ids"),
+        block_tokens=_count(row, "block_tokens", 1, BLOCK_TOKENS),
         user=None if user is None else str(user),
-        priority=int(row.get("priority", 0)),
+        priority=_count(row, "priority", -_MOST, 0),
     )
 
 
@@ -89,8 +134,9 @@ def guess_format(path: Path) -> str:
 
 
 def read_trace(path: Path, kind: str) -> Iterator[TraceRequest]:
-    """The requests of a file in order of arrival, the first at 0 s. Lengths of 0 become 1. Raises
-    `TraceError` naming the line that is wrong or goes back in time."""
+    """The requests of a file in order of arrival, the first at 0 s. Lengths of 0, which
+    published traces have, become 1. Raises `TraceError` naming the line and the field that are
+    wrong, or the line that goes back in time."""
     parse = FORMATS[kind]
     start, last = None, 0.0
     for number, row in _rows(path, kind):
@@ -98,8 +144,8 @@ def read_trace(path: Path, kind: str) -> Iterator[TraceRequest]:
             request = parse(row)
         except KeyError as exc:
             raise TraceError(f"{path}:{number}: {exc} is missing ({kind} trace)") from None
-        except (TypeError, ValueError) as exc:
-            raise TraceError(f"{path}:{number}: {exc}") from None
+        except _FieldError as exc:
+            raise TraceError(f"{path}:{number}: {exc} ({kind} trace)") from None
         start = request.arrival if start is None else start
         arrival = request.arrival - start
         if arrival < last:
@@ -189,7 +235,7 @@ class Prompts:
 
     def tokens(self, request: TraceRequest, number: int) -> NDArray[np.int32]:
         """int32[num_prompt] for the request with this number in the trace."""
-        size = request.block_tokens
+        size = min(request.block_tokens, request.num_prompt)
         num_blocks = -(-request.num_prompt // size)
         ids = np.arange(num_blocks, dtype=np.uint64) + np.uint64(((number + 1) << 24) | 1 << 63)
         known = (request.blocks or ())[:num_blocks]

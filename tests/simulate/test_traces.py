@@ -71,7 +71,11 @@ def test_own_lines(tmp_path: Path) -> None:
         ),
         (
             '{"timestamp": "x", "input_length": 1, "output_length": 1, "hash_ids": [0]}\n',
-            "a.jsonl:1: could not convert",
+            "a.jsonl:1: 'timestamp': expected a number of milliseconds, 0 or more, got 'x'",
+        ),
+        (
+            '{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": [0.5]}\n',
+            r"a.jsonl:1: 'hash_ids': expected a list of whole numbers of 64 bits, got \[0.5\]",
         ),
     ],
 )
@@ -80,6 +84,45 @@ def test_mistakes_name_the_line(tmp_path: Path, text: str, message: str) -> None
     file.write_text(text)
     with pytest.raises(TraceError, match=message):
         list(read_trace(file, "mooncake"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("arrival", "NaN", "a number of seconds, 0 or more, got nan"),
+        ("arrival", "1e999", "a number of seconds, 0 or more, got inf"),
+        ("arrival", "-5", "a number of seconds, 0 or more, got -5"),
+        ("arrival", "true", "a number of seconds, 0 or more, got True"),
+        ("prompt_tokens", "0", "a whole number from 1 to 2147483647, got 0"),
+        ("prompt_tokens", '"many"', "a whole number from 1 to 2147483647, got 'many'"),
+        ("output_tokens", "2.5", "a whole number from 1 to 2147483647, got 2.5"),
+        ("output_tokens", "1e40", "a whole number from 1 to 2147483647, got 1e\\+40"),
+        ("block_tokens", "0", "a whole number from 1 to 2147483647, got 0"),
+        ("priority", "null", "a whole number from -2147483647 to 2147483647, got None"),
+        ("hash_ids", "7", "a list of whole numbers of 64 bits, got 7"),
+        ("user", "{}", "a text or a whole number, got {}"),
+    ],
+)
+def test_mistakes_name_the_field(tmp_path: Path, name: str, value: str, expected: str) -> None:
+    fields = {"arrival": "0", "prompt_tokens": "9", "output_tokens": "2"} | {name: value}
+    good = '{"arrival": 0, "prompt_tokens": 9, "output_tokens": 2.0}'
+    file = tmp_path / "a.jsonl"
+    row = ", ".join(f'"{key}": {text}' for key, text in fields.items())
+    file.write_text(f"{good}\n{{{row}}}\n")
+    with pytest.raises(TraceError, match=f"a.jsonl:2: '{name}': expected {expected}"):
+        list(read_trace(file, "jsonl"))
+
+
+def test_mistakes_of_a_table_name_the_field(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    for row, message in (
+        ("yesterday,3,4", "'TIMESTAMP': expected a date and time .* got 'yesterday'"),
+        ("2023-11-16 18:15:46,-3,4", "'ContextTokens': expected a whole number .* got '-3'"),
+        ("2023-11-16 18:15:46,3", "'GeneratedTokens': expected a whole number .* got None"),
+    ):
+        file.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{row}\n")
+        with pytest.raises(TraceError, match=f"a.csv:2: {message}"):
+            list(read_trace(file, "azure"))
 
 
 def test_an_absent_trace(tmp_path: Path) -> None:
