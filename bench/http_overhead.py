@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from octavo.bench.result_file import write_json
 from octavo.bench.server_process import ServerProcess
 from octavo.core.testing.model_folder import write_model_folder
 
@@ -181,5 +182,5 @@ def main(args: argparse.Namespace) -> int:
         f" {numbers['first_token_added_ms']:.2f} ms added"
     )
     if args.json:
-        Path(args.json).write_text(json.dumps(numbers, indent=2) + "\n")
+        write_json(Path(args.json), numbers)
     return 0

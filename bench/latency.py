@@ -6,7 +6,6 @@ The batch is sent at once, greedily and past any end of sequence; no text is mad
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from octavo.bench.arguments import natural, positive, writable
 from octavo.bench.environment import machine, peak_device_bytes, peak_rss_bytes, versions
 from octavo.bench.load.answers import distribution, samples
 from octavo.bench.load.engine import EngineDriver
+from octavo.bench.result_file import write_json
 from octavo.bench.workloads.spec import WorkloadSpec
 
 if TYPE_CHECKING:
@@ -121,5 +121,5 @@ def main(args: argparse.Namespace) -> int:
     if args.output_json is not None:
         result |= {"config": resolved.config.model_dump(mode="json")}
         result |= {"versions": versions(), "machine": machine()}
-        args.output_json.write_text(json.dumps(result, indent=2) + "\n")
+        write_json(args.output_json, result)
     return 0

@@ -19,6 +19,7 @@ from typing import IO, Any
 from octavo.bench.arguments import natural, positive, writable
 from octavo.bench.environment import machine, versions
 from octavo.bench.floor import Machine, Work, decode_floor, floor, measure_machine
+from octavo.bench.result_file import write_json
 from octavo.bench.workload import Shape
 from octavo.core.errors import ConfigError, OctavoError
 
@@ -213,5 +214,5 @@ def main(args: argparse.Namespace) -> int:
     }
     print("\n".join(lines(result)))
     if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+        write_json(args.json, result)
     return 0

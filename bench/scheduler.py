@@ -19,7 +19,6 @@ fast the machine was meanwhile.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from octavo.bench.result_file import write_json
 from octavo.core.config.models import COMPOSED, Choice
 from octavo.core.contracts.kv_cache_manager import KVCacheManagerContext
 from octavo.core.contracts.preemption_policy import PreemptionPolicyContext
@@ -285,5 +285,5 @@ def main(args: argparse.Namespace) -> int:
         print(f"{args.waiting} waiting requests add {numbers['waiting_us']:.1f} us to a step")
     print(f"add_request median {numbers['add_request_us']:.0f} us")
     if args.json:
-        Path(args.json).write_text(json.dumps({**settings, **numbers}, indent=2) + "\n")
+        write_json(Path(args.json), {**settings, **numbers})
     return 0

@@ -26,6 +26,7 @@ from octavo.bench.load.openai import (
     served_model,
     wait_ready,
 )
+from octavo.bench.result_file import write_json
 from octavo.bench.serve_report import lines, vllm_result
 from octavo.bench.slo import Slo
 from octavo.bench.workloads.arrivals import arrivals
@@ -125,7 +126,7 @@ def main(args: argparse.Namespace) -> int:
         print(f"octavo: {count} requests failed: {message}", file=sys.stderr)
     if args.save_result or args.save_detailed:
         file = _result_file(args, model)
-        file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_json(file, result)
         print(f"written to {file}")
     return 0 if good else 1
 

@@ -19,6 +19,7 @@ from typing import Any
 from octavo.bench.arguments import natural, positive, writable
 from octavo.bench.environment import machine, versions
 from octavo.bench.load.answers import distribution
+from octavo.bench.result_file import write_json
 from octavo.core import envvars
 from octavo.core.errors import OctavoError
 
@@ -119,7 +120,7 @@ def main(args: argparse.Namespace) -> int:
     print("\n".join(lines(result)))
     if args.output_json is not None:
         result |= {"config": plain, "versions": versions(), "machine": machine()}
-        args.output_json.write_text(json.dumps(result, indent=2) + "\n")
+        write_json(args.output_json, result)
     return 0
 
 

@@ -7,7 +7,6 @@ requests go first and are not timed. What is measured are the steps of the engin
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.bench.arguments import positive, writable
 from octavo.bench.environment import machine, peak_device_bytes, peak_rss_bytes, versions
+from octavo.bench.result_file import write_json
 from octavo.bench.step_recorder import StepRecorder
 from octavo.bench.token_times import TokenTimes
 from octavo.bench.workload import Shape, random_prompts, requests
@@ -179,5 +179,5 @@ def main(args: argparse.Namespace) -> int:
     }
     print("\n".join(lines(result)))
     if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=2) + "\n")
+        write_json(args.json, result)
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from octavo.bench.compare.session import Plan, Session
 from octavo.bench.compare.sides import EngineSide, ServerSide, Side, names_of
 from octavo.bench.compare.table import difference_lines, lines
 from octavo.bench.environment import machine, versions
+from octavo.bench.result_file import write_json
 from octavo.bench.slo import Slo
 from octavo.bench.workloads.spec import add_workload_arguments, spec_from_args
 from octavo.core.errors import ConfigError
@@ -149,7 +149,7 @@ def main(args: argparse.Namespace) -> int:
     }
     print("\n".join(lines(result)))
     if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_json(args.json, result)
     if args.report is not None:
         from octavo.bench.compare.page import page
 

@@ -8,7 +8,6 @@ after Ctrl-C.
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from octavo.bench.gpu.budget import Outcome, Schedule
 from octavo.bench.gpu.child import Child
 from octavo.bench.gpu.figures import derive, told
 from octavo.bench.gpu.parts import Part, full_parts, quick_parts
+from octavo.bench.result_file import write_json
 from octavo.core.errors import ConfigError
 
 _HAS_CUDA = "import sys, torch; sys.exit(0 if torch.cuda.is_available() else 3)"
@@ -109,7 +109,7 @@ class Run:
                 "versions": found,
                 "machine": machine(),
             }
-            file.write_text(json.dumps(result, indent=1) + "\n")
+            write_json(file, result)
         print("\n".join(table.lines(outcomes, found)), flush=True)
         if any(outcome.status == "interrupted" for outcome in outcomes):
             return 130

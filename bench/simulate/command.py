@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 from octavo.bench.arguments import positive, positive_float, slo
 from octavo.bench.environment import peak_rss_bytes
+from octavo.bench.result_file import write_json
 from octavo.bench.simulate.replay import Replay, result
 from octavo.bench.simulate.report import lines
 from octavo.bench.simulate.setup import simulated_engine
@@ -104,7 +104,7 @@ def main(args: argparse.Namespace) -> int:
     }
     print("\n".join(lines(whole)))
     if args.json is not None:
-        args.json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+        write_json(args.json, whole)
     if args.report is not None:
         from octavo.bench.simulate.page import page
 

@@ -14,6 +14,7 @@ from octavo.bench.charts import scatter
 from octavo.bench.environment import machine, versions
 from octavo.bench.html import document, figure, table_of
 from octavo.bench.html import grid as side_by_side
+from octavo.bench.result_file import write_json
 from octavo.bench.slo import Slo
 from octavo.bench.sweep.points import Point, best, grid, mark_front, run_point, variations
 from octavo.bench.workloads.spec import WorkloadSpec, add_workload_arguments, spec_from_args
@@ -121,7 +122,7 @@ def main(args: argparse.Namespace) -> int:
     }
     print("\n".join(lines(points, spec, chosen, why)))
     if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_json(args.json, result)
     if args.report is not None:
         args.report.write_text(page(points, spec, chosen, why, args.slo), encoding="utf-8")
     return 0 if chosen is not None else 1

@@ -8,7 +8,6 @@ only when that shows it to be better.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ import yaml
 from octavo.bench.arguments import positive
 from octavo.bench.compare.session import Plan, Session
 from octavo.bench.compare.sides import EngineSide
+from octavo.bench.result_file import write_json
 from octavo.bench.slo import Slo
 from octavo.bench.sweep.command import add_common_arguments, simulated
 from octavo.bench.sweep.points import Point, run_point
@@ -182,7 +182,7 @@ def main(args: argparse.Namespace) -> int:
             "confirmed": confirmed,
             "comparison": row,
         }
-        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_json(args.json, result)
     return 0
 
 
