@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo.core.capacity import no_room, too_long
-from octavo.core.config.model_facts import quantization_method
+from octavo.core.config.model_facts import quantization_method, text_config
 from octavo.core.contracts.executor import DeviceMemory
 from octavo.core.engine.builder import DEFAULT_BUDGET
 from octavo.core.errors import ConfigError, ModelError
@@ -51,7 +51,8 @@ class Wish:
 class Capacity:
     """Of each device. params: of the whole model. tables: of logits processors. kv_per_token: with
     the device's share of the heads. blocks: 0 where the weights do not fit. memory: see
-    `WorkerReport`. exact: whether parameters were counted from the shapes of every tensor."""
+    `WorkerReport`. exact: whether parameters were counted from the shapes of every tensor.
+    undivided: why so many devices cannot share the model."""
 
     params: int
     weights: int
@@ -67,16 +68,17 @@ class Capacity:
     memory: DeviceMemory | None
     exact: bool
     size: ModelSize
+    undivided: str | None = None
 
     @property
     def fits(self) -> bool:
         """Whether a sequence of `max_model_len` tokens has room."""
-        return self.concurrency >= 1
+        return self.undivided is None and self.concurrency >= 1
 
     def problem(self, wish: Wish) -> str | None:
         """Why it does not fit, in the words of an engine's start."""
-        if self.fits:
-            return None
+        if self.fits or self.undivided is not None:
+            return self.undivided
         if self.memory is not None and not self.blocks:
             return no_room(self.memory, self.block_bytes)
         needed = -(-wish.max_model_len // wish.block_size) * self.block_bytes
@@ -155,7 +157,28 @@ def capacity(
         memory=shares,
         exact=exact,
         size=replace(size, weight_bits=max(1, round(per_weight))),
+        undivided=undivided(config, size, n),
     )
+
+
+def undivided(config: Mapping[str, Any], size: ModelSize, devices: int) -> str | None:
+    """What n devices cannot divide evenly, in words: query heads, the MLP's inner width, and KV
+    heads, of which several devices may hold the same one. The vocabulary is padded.
+
+    As tensor parallelism is usually done: Shoeybi et al., Megatron-LM, 2019, section 3."""
+    text, n = text_config(config), devices
+    odd = []
+    if size.num_heads % n:
+        odd.append(f"{size.num_heads} query heads")
+    if size.num_kv_heads % n and n % size.num_kv_heads:
+        odd.append(f"{size.num_kv_heads} KV heads")
+    for key in ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"):
+        width = text.get(key)
+        if isinstance(width, int) and width % n:
+            odd.append(f"{key} {width}")
+    if not odd:
+        return None
+    return f"{n} devices cannot divide evenly: {', '.join(odd)}"
 
 
 def _activations(size: ModelSize, wish: Wish, budget: int) -> int:
@@ -193,9 +216,8 @@ def prefill_shape(tokens: int) -> StepShape:
 
 
 def least_devices(config: Mapping[str, Any], wish: Wish, memory: int, device: str) -> int | None:
-    """With how many devices (1, 2, 4, ... 64) a sequence of `max_model_len` has room."""
-    for power in range(7):
-        tried = replace(wish, devices=2**power)
-        if capacity(config, tried, memory, device).fits:
-            return 1 << power
-    return None
+    """With how many devices, up to 64, that can divide the model a sequence of `max_model_len` has
+    room."""
+    counts = range(1, 65)
+    fitting = (n for n in counts if capacity(config, replace(wish, devices=n), memory, device).fits)
+    return next(fitting, None)

@@ -18,6 +18,7 @@ from octavo.bench.plan.capacity import (
     prefill_shape,
     step_floor,
 )
+from octavo.bench.result_file import write_json
 from octavo.core import envvars
 from octavo.core.capacity import size
 from octavo.core.config import model_facts
@@ -77,10 +78,11 @@ def main(args: argparse.Namespace) -> int:
         if not found.fits:
             result["devices_needed"] = least_devices(config, wish, memory, kind)
     # A length that is the model's own stops no start.
-    result["starts"] = found.fits or (args.max_model_len is None and found.blocks > 0)
+    roomy = args.max_model_len is None and found.blocks > 0 and found.undivided is None
+    result["starts"] = found.fits or roomy
     print("\n".join(lines(result)))
     if args.json is not None:
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        write_json(args.json, result)
     return 0 if found.fits else 1
 
 
@@ -256,9 +258,14 @@ def lines(result: Mapping[str, Any]) -> list[str]:
         f"tokens (at most {result['max_num_seqs']} run at once)",
         f"  longest       {result['longest_context']:,} tokens of context",
     ]
+    if result["devices"] > 1:
+        out.append(
+            f"  assumed       tensor parallelism: heads, MLP and vocabulary divided by "
+            f"{result['devices']}; communication takes no time"
+        )
     if not result["fits"]:
         needed = result.get("devices_needed")
-        hint = f"; {needed} devices would do" if needed else ""
+        hint = f"; {needed} device{'s' if needed > 1 else ''} would do" if needed else ""
         out.append(f"  does not fit: {result['problem']}{hint}")
         if result["starts"]:
             out.append("  an engine starts all the same, and serves what fits")

@@ -149,6 +149,24 @@ def test_what_does_not_fit_says_how_many_devices_would_do(tmp_path: Path, capsys
     assert decode["1"]["seconds"] < decode["32"]["seconds"]
 
 
+def test_devices_divide_heads_and_mlp_evenly(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "config.json"
+    heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536}
+    file.write_text(json.dumps(LLAMA_8B | heads | {"hidden_size": 576, "head_dim": 64}))
+    plan = planned(tmp_path, str(file), "--device", "h100:7", status=1)
+    assert (plan["fits"], plan["starts"], plan["devices_needed"]) == (False, False, 1)
+    out = capsys.readouterr().out
+    what = "9 query heads, 3 KV heads, intermediate_size 1536"
+    assert f"does not fit: 7 devices cannot divide evenly: {what}; 1 device would do" in out
+    assert planned(tmp_path, str(file), "--device", "h100:3")["fits"]
+    assert "tensor parallelism: heads, MLP and vocabulary divided by 3" in capsys.readouterr().out
+    plan = planned(tmp_path, str(file), "--device", "h100:9", status=1)
+    assert plan["problem"] == "9 devices cannot divide evenly: intermediate_size 1536"
+    # More devices than KV heads: each head is held by two.
+    file.write_text(json.dumps(LLAMA_8B))
+    assert planned(tmp_path, str(file), "--device", "h100:16")["fits"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
