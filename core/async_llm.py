@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from octavo.core.client import AsyncEngineClient, ThreadClient
 from octavo.core.contracts.tokenizer import Tokenizer
-from octavo.core.errors import EngineDeadError, OctavoError, RequestError
+from octavo.core.errors import EngineDeadError, OctavoError, RequestError, failure
 from octavo.core.messages import EngineOutputs
 from octavo.core.outputs import RequestOutput
 from octavo.core.sampling_params import SamplingParams
@@ -411,9 +411,7 @@ class AsyncLLM:
             while True:
                 update = await mailbox.take()
                 if update.error is not None:
-                    raise RequestError(
-                        update.error, param=update.error_param, code=update.error_code
-                    )
+                    raise failure(update.error, update.error_param, update.error_code)
                 if update.finished and prepared.sampling.timeline:
                     update.timeline = await self.timeline(request_id)
                 yield update

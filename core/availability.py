@@ -28,7 +28,7 @@ def availability(entry: Registered, ctx: ProbeContext) -> Availability:
         answer = probe(ctx)
     except PluginImportError as exc:
         return Availability(False, str(exc))
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:
         return Availability(False, f"its probe failed: {type(exc).__name__}: {exc}")
     if not isinstance(answer, Availability):
         return Availability(

@@ -16,6 +16,7 @@
     ├── CapacityError          the machine lacks memory for what was asked
     ├── RequestError           a request is invalid: the caller's mistake (carries param)
     │   ├── RequestTooLong     it can never fit (carries both numbers)
+    │   ├── RequestFault       it failed by no doing of its caller (a plugin raised, NaN)
     │   └── GenerationError    some requests of a batch failed (carries all outputs)
     └── EngineDeadError        the engine stopped; the reason is the message
 
@@ -28,6 +29,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+INTERNAL_ERROR = "internal_error"
+"""Code of what is not the caller's doing."""
 
 
 class OctavoError(Exception):
@@ -70,6 +74,16 @@ class PluginError(OctavoError):
 
 class PluginFault(PluginError):
     """An implementation raised while the engine ran; the engine stops."""
+
+
+class ReturnedWrong(PluginFault):
+    """A method of `made` returned what its contract does not know: told where it was called."""
+
+    def __init__(self, made: object, method: str, got: object, expected: str) -> None:
+        super().__init__(
+            f"{type(made).__name__}.{method} returned {got!r:.80}, expected {expected}"
+        )
+        self.made = made
 
 
 class PluginNotFound(PluginError):
@@ -126,6 +140,20 @@ class RequestError(OctavoError, ValueError):
 
 class RequestTooLong(RequestError):
     """A request that can never fit, however long it waits."""
+
+
+class RequestFault(RequestError):
+    """A valid request that failed: a plugin raised for it, or no number was computed."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message, param=param, code=INTERNAL_ERROR)
+
+
+def failure(message: str, param: str | None, code: str | None) -> RequestError:
+    """What is raised for a request that has failed while it ran."""
+    if code == INTERNAL_ERROR:
+        return RequestFault(message, param=param)
+    return RequestError(message, param=param, code=code)
 
 
 class GenerationError(RequestError):

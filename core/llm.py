@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from octavo.core.client import Engine, InlineClient
 from octavo.core.contracts.tokenizer import Tokenizer
-from octavo.core.errors import EngineDeadError, GenerationError, RequestError
+from octavo.core.errors import EngineDeadError, GenerationError, RequestError, failure
 from octavo.core.outputs import RequestOutput
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.text.chat import Conversation, render_chat
@@ -172,7 +172,7 @@ class LLM:
         update, self._results[request_id] = self._results[request_id], None
         assert update is not None, "looked for just now"
         if update.error is not None:
-            raise RequestError(update.error, param=update.error_param, code=update.error_code)
+            raise failure(update.error, update.error_param, update.error_code)
         self._add_timeline(prepared, update)
         return update
 

@@ -137,14 +137,16 @@ class PromptLogprobs(msgspec.Struct, kw_only=True):
 
 class StepResult(msgspec.Struct, kw_only=True, omit_defaults=True):
     """token_ids: int32[R, W]. counts: int32[R] valid tokens of each row, None: all W. errors: rows
-    (of R) that could not be sampled, with the message; their tokens are meaningless. Times are
-    seconds spent in the worker; copy_s, those of copies between host and device, is part of
-    prepare_s on a CPU, and runs beside it on CUDA."""
+    (of R) that could not be sampled, with the message; their tokens are meaningless. faults: those
+    of them that failed by no doing of their request. Times are seconds spent in the worker; copy_s,
+    those of copies between host and device, is part of prepare_s on a CPU, and runs beside it on
+    CUDA."""
 
     step: int
     token_ids: Int32
     counts: Int32 | None = None
     errors: dict[int, str] = {}
+    faults: list[int] = []
     logprobs: Logprobs | None = None
     prompt_logprobs: list[PromptLogprobs] = []
     prepare_s: float = 0.0
@@ -159,7 +161,7 @@ class StepResult(msgspec.Struct, kw_only=True, omit_defaults=True):
 class Finish(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A sequence ended. reason: `stop`, `length`, `abort` or `error`. stop_token: the stop token id
     that ended it (not for eos). error: the message, when the reason is `error`; param and code: of
-    the `RequestError` that it was."""
+    the `RequestError` that it was (`internal_error`: not the request's doing)."""
 
     handle: int
     reason: str

@@ -80,7 +80,8 @@ class RequestOutput:
     prompt: the text, None when token ids were given. prompt_logprobs: when asked for; in deltas
     only with the first. finished: no choice runs any more. num_cached_tokens: prompt tokens found
     in the prefix cache, None before the request was first scheduled. error: why the request failed,
-    when a choice has finish_reason `error`; error_param, error_code: as in `RequestError`.
+    when a choice has finish_reason `error`; error_param, error_code: as in `RequestError`
+    (`internal_error`: not the request's doing).
     timeline: events by time, of the finished request and when asked for
     (`SamplingParams.timeline`); see docs/timelines.md.
     """

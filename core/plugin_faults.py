@@ -12,6 +12,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from octavo.core.errors import OctavoError, PluginFault, ReturnedWrong
+
 if TYPE_CHECKING:
     from octavo.core.plugin_loading import Registered
 
@@ -25,6 +27,10 @@ class Made:
     def add(self, made: object, entry: Registered) -> None:
         """`made` was made for `entry`."""
         self._entries[type(made)] = entry
+
+    def entry(self, made: object) -> Registered | None:
+        """What it was made for, when it was made here."""
+        return self._entries.get(type(made))
 
     def label(self, made: object) -> str:
         """How messages call something that may have been made here."""
@@ -40,6 +46,36 @@ class Made:
             found = owner or found
             trace = trace.tb_next
         return found
+
+
+class Blaming:
+    """`with blaming:` an exception of an implementation becomes a `PluginFault` that names it."""
+
+    def __init__(self, made: Made) -> None:
+        self._made = made
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
+        if error is None or not isinstance(error, Exception | SystemExit):
+            return
+        if isinstance(error, OctavoError) and not isinstance(error, ReturnedWrong):
+            return
+        culprit = self._made.blame(error)
+        if isinstance(error, ReturnedWrong):
+            culprit = self._made.entry(error.made) or culprit
+        if culprit is None:
+            return
+        what = (
+            str(error) if isinstance(error, ReturnedWrong) else f"{type(error).__name__}: {error}"
+        )
+        raise PluginFault(
+            f"{culprit} failed: {what}",
+            kind=culprit.kind,
+            name=culprit.name,
+            distribution=culprit.distribution,
+        ) from error
 
 
 class PluginTimes:

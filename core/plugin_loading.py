@@ -104,7 +104,7 @@ def import_string(text: str, what: str, error: Callable[[str], PluginError]) -> 
     module_name, _, attribute = text.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:
         raise error(f"its {what} '{text}' cannot be imported: {explain(exc, module_name)}") from exc
     if not attribute:
         return module
@@ -159,7 +159,7 @@ def import_file(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except BaseException as exc:
         del sys.modules[name]
-        if not isinstance(exc, Exception):
+        if not isinstance(exc, Exception | SystemExit):
             raise
         raise PluginImportError(
             f"plugins.load: file '{path}' cannot be imported: {explain(exc, name)}"
@@ -203,7 +203,7 @@ def load_named(text: str) -> tuple[Any, Source]:
         name, _, attribute = text.partition(":")
         try:
             module = importlib.import_module(name)
-        except Exception as exc:
+        except (Exception, SystemExit) as exc:
             raise PluginImportError(
                 f"plugins.load: '{text}' cannot be imported: {explain(exc, name)}"
             ) from exc
@@ -258,7 +258,7 @@ class Hooks:
                 print(f"octavo hook {hook}: calling {source}", file=sys.stderr)
             try:
                 providers = function()
-            except Exception as exc:
+            except (Exception, SystemExit) as exc:
                 raise PluginImportError(
                     f"{source}: hook {hook} failed: {explain(exc, '')}",
                     distribution=source.distribution,
@@ -293,6 +293,13 @@ class Hooks:
                 raise ContractError(
                     f"{source}: hook {hook} returned {type(provider).__name__}, "
                     "expected a list of Provider",
+                    kind=kind.name,
+                    distribution=source.distribution,
+                )
+            problem = provider.problem()
+            if problem is not None:
+                raise ContractError(
+                    f"{source}: hook {hook} offers a provider {provider.name!r}: {problem}",
                     kind=kind.name,
                     distribution=source.distribution,
                 )
@@ -342,6 +349,9 @@ def _pair(item: tuple[Any, ...], source: Source) -> Registered:
         raise PluginError(f"cannot use {item!r} as a plugin: expected a pair (kind, Provider)")
     if names[0] not in KINDS:
         raise PluginError(f"there is no plugin kind '{names[0]}'; {nearest(names[0], KINDS)}")
+    problem = providers[0].problem()
+    if problem is not None:
+        raise ContractError(f"{source}: provider {providers[0].name!r}: {problem}", kind=names[0])
     return Registered(providers[0], names[0], source)
 
 

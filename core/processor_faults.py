@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
 from octavo.core.contracts.logits_processor import AttachedRequest
 from octavo.core.errors import RequestError
@@ -24,6 +25,13 @@ def attached_request(row: AdmittedRow) -> AttachedRequest:
     )
 
 
+class Failure(NamedTuple):
+    """Why requests end. fault: a processor's, not that of the requests."""
+
+    message: str
+    fault: bool
+
+
 class Faults:
     """Calls processors and catches what they raise; each processor's exceptions are logged once."""
 
@@ -32,15 +40,15 @@ class Faults:
 
     def run(
         self, name: str, call: Callable[..., object], *args: object
-    ) -> tuple[object, str | None]:
-        """`(result, None)`, or `(None, message)` for the requests that the call was made for."""
+    ) -> tuple[object, Failure | None]:
+        """`(result, None)`, or `(None, failure)` for the requests that the call was made for."""
         try:
             return call(*args), None
         except RequestError as error:
-            return None, str(error)
-        except Exception as error:
+            return None, Failure(str(error), fault=False)
+        except (Exception, SystemExit) as error:
             message = f"logits processor '{name}' failed: {type(error).__name__}: {error}"
             if name not in self._logged:
                 self._logged.add(name)
                 logger.exception("%s (its requests end with an error; logged once)", message)
-            return None, message
+            return None, Failure(message, fault=True)

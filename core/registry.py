@@ -424,7 +424,7 @@ class Registry:
             raise
         except ImportError as exc:
             raise import_error(entry)(f"cannot be made: {explain(exc, '')}") from exc
-        except Exception as exc:
+        except (Exception, SystemExit) as exc:
             raise PluginError(
                 f"{entry}: cannot be made: {type(exc).__name__}: {exc}",
                 kind=entry.kind,

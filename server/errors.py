@@ -4,6 +4,7 @@ ApiError                  any refusal, with status, message, type, param, code, 
 from_exception()          OctavoError tree -> ApiError:
     RequestTooLong        400 context_length_exceeded
     RequestError          400 with its param and code
+    RequestFault          500 internal_error, with its message (a plugin failed, no numbers)
     EngineDeadError       503 engine_dead
     anything else         500 internal_error (logged; the text of the exception stays here)
 """
@@ -15,7 +16,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.core.errors import EngineDeadError, RequestError, RequestTooLong
+from octavo.core.errors import EngineDeadError, RequestError, RequestFault, RequestTooLong
 
 logger = logging.getLogger("octavo.server")
 
@@ -73,6 +74,8 @@ def from_exception(error: BaseException, renamed: Mapping[str, str] | None = Non
     """
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, RequestFault):
+        return ApiError(error.message, status=500, code=error.code)
     if isinstance(error, RequestError):
         return _from_request_error(error, renamed or {})
     if isinstance(error, EngineDeadError):

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.core.errors import RequestError
+from octavo.core.errors import RequestError, RequestFault
 from octavo.core.sampling_params import SamplingParams
 from octavo.server.disconnect import cancel
 from octavo.server.engine import Engine, Inputs, Output, closing
@@ -275,8 +275,8 @@ class Run:
                     async for output in outputs:
                         tally.add(output)
                         yield index, output
-            except RequestError:
-                self._refused |= not tally.begun
+            except RequestError as error:
+                self._refused |= not tally.begun and not isinstance(error, RequestFault)
                 raise
             finally:
                 tally.refused = self._refused

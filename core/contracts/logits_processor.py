@@ -10,7 +10,8 @@ that the configuration lists under `logits_processors`, in its order (one that i
 positive rank takes the listed place and options). The built-in ones, in this order: bias,
 allowed_tokens, penalties, bad_words, min_tokens; so masks win over bias.
 
-An exception of a processor is an error of the requests it was called for, and of no others.
+An exception of a processor is an error of the requests it was called for, and of no others: a
+`RequestError` is their callers' (HTTP 400), any other the processor's own (HTTP 500).
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -110,3 +111,16 @@ class Provider(Generic[T]):
     probe: str | Callable[[ProbeContext], Availability] | None = None
     rank: int = 0
     summary: str = ""
+
+    def problem(self) -> str | None:
+        """What is wrong with it by itself; None: nothing."""
+        if not isinstance(self.name, str) or not re.fullmatch(r"[a-z0-9][a-z0-9_]*", self.name):
+            return f"name {self.name!r} must be lower case letters, digits and underscores"
+        if self.name == "auto":
+            return "name 'auto' is what the configuration says for the best that is available"
+        expected = {"rank": int, "requires": tuple, "summary": str, "contract_version": str}
+        for field_name, wanted in expected.items():
+            value = getattr(self, field_name)
+            if not isinstance(value, wanted) or isinstance(value, bool):
+                return f"{field_name} must be {wanted.__name__}, got {value!r:.80}"
+        return None

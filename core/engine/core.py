@@ -16,11 +16,10 @@ from octavo.core.engine.observers import Observers
 from octavo.core.engine.overview import Recent, block_map, live_sequences
 from octavo.core.engine.timelines import Timelines
 from octavo.core.engine.timing import StepTiming
-from octavo.core.errors import OctavoError, PluginFault
 from octavo.core.grammar.desk import Grammars
 from octavo.core.grammar.processor import GrammarProcessor
 from octavo.core.messages import EngineOutputs, EngineRequest, StepPlan, StepResult
-from octavo.core.plugin_faults import Made, PluginTimes
+from octavo.core.plugin_faults import Blaming, Made, PluginTimes
 from octavo.core.scheduler.scheduler import Scheduler
 from octavo.core.scheduler.state import Sequence as RunningSequence
 from octavo.core.scheduler.step import InFlight
@@ -60,7 +59,8 @@ class EngineCore:
         made: Made | None = None,
         plugin_times: PluginTimes | None = None,
     ) -> None:
-        self._made, self._plugin_times = made, plugin_times
+        self._plugin_times = plugin_times
+        self._blaming = Blaming(made or Made())
         self.grammars = grammars or Grammars(None)
         if grammars is not None:
             masker = GrammarProcessor(grammars.of, scheduler.limits.vocab_size)
@@ -85,11 +85,12 @@ class EngineCore:
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises `RequestError` when it can never run."""
-        if request.sampling.structured_outputs is None:
-            self._queue(request)
-        else:
-            self.scheduler.check(request)
-            self.grammars.add(request)
+        with self._blaming:
+            if request.sampling.structured_outputs is None:
+                self._queue(request)
+            else:
+                self.scheduler.check(request)
+                self.grammars.add(request)
 
     def _queue(self, request: EngineRequest) -> None:
         self.scheduler.add(request)
@@ -98,9 +99,10 @@ class EngineCore:
     def abort(self, handles: Sequence[int], reason: str = "abort") -> None:
         """End these sequences; those that have ended already are ignored. reason: what they end
         by, `abort`, or `stop` where the front end found a stop string."""
-        for handle in self.grammars.abort(handles):
-            self.scheduler.refuse(handle, reason)
-        self.scheduler.abort(handles, reason)
+        with self._blaming:
+            for handle in self.grammars.abort(handles):
+                self.scheduler.refuse(handle, reason)
+            self.scheduler.abort(handles, reason)
 
     def has_work(self) -> bool:
         """Whether `step` would do anything, or a grammar is being compiled for a request."""
@@ -112,20 +114,8 @@ class EngineCore:
         Raises `PluginFault`, which names the implementation, for an exception in one of those that
         the whole engine depends on.
         """
-        try:
+        with self._blaming:
             return self._step()
-        except OctavoError:
-            raise
-        except Exception as error:
-            culprit = self._made.blame(error) if self._made is not None else None
-            if culprit is None:
-                raise
-            raise PluginFault(
-                f"{culprit} failed: {type(error).__name__}: {error}",
-                kind=culprit.kind,
-                name=culprit.name,
-                distribution=culprit.distribution,
-            ) from error
 
     def _step(self) -> EngineOutputs | None:
         if self.grammars.pending:
@@ -193,8 +183,8 @@ class EngineCore:
             self._tell_step(step, result, outputs, record, commit_s)
         return outputs
 
-    def _end(self, handle: int, reason: str, error: str | None) -> None:
-        self.scheduler.abort([handle], reason, error)
+    def _end(self, handle: int, reason: str, error: str | None, code: str | None) -> None:
+        self.scheduler.abort([handle], reason, error, code)
 
     def _tell_step(
         self,

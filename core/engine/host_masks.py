@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core.contracts.logits_processor import Ending, HostLogitsProcessor
+from octavo.core.errors import INTERNAL_ERROR
 from octavo.core.messages import AdmittedRow, EngineOutputs, LogitMasks, StepPlan
 from octavo.core.processor_faults import Faults, attached_request
 
-End = Callable[[int, str, str | None], None]
-"""(handle, finish reason, error)."""
+End = Callable[[int, str, str | None, str | None], None]
+"""(handle, finish reason, error, its code)."""
 
 
 class HostMasks:
@@ -60,7 +61,7 @@ class HostMasks:
             )
             if mine.size:
                 part, theirs = bitmask[mine], slots[rows[mine]]
-                endings, ok = self._guard(processor, theirs, processor.mask, theirs, part)
+                endings, ok = self._guard(processor, theirs, _endings, processor.mask, theirs, part)
                 if ok:
                     bitmask[mine] = part
                 for ending in endings or ():
@@ -83,7 +84,9 @@ class HostMasks:
                 slots = np.asarray([slot for slot, _ in mine], np.intp)
                 rows = [row for _, row in mine]
                 tokens = outputs.token_ids[rows, 0]
-                endings, _ = self._guard(processor, slots, processor.accept, slots, tokens)
+                endings, _ = self._guard(
+                    processor, slots, _endings, processor.accept, slots, tokens
+                )
                 for ending in endings or ():
                     self._finish(ending)
         for finish in outputs.finished:
@@ -107,7 +110,7 @@ class HostMasks:
         handle = self._handle_of.get(ending.slot)
         if handle is not None:
             self._detach(ending.slot)
-            self._end(handle, "stop" if ending.error is None else "error", ending.error)
+            self._end(handle, "stop" if ending.error is None else "error", ending.error, None)
 
     def _guard(
         self,
@@ -117,13 +120,14 @@ class HostMasks:
         *args: object,
     ) -> tuple[Any, bool]:
         """`(result, True)`, or `(None, False)` after the requests in these slots were failed."""
-        result, message = self._faults.run(self._label(processor), call, *args)
-        if message is None:
+        result, failure = self._faults.run(self._label(processor), call, *args)
+        if failure is None:
             return result, True
+        code = INTERNAL_ERROR if failure.fault else None
         for slot in slots.tolist():
             handle = self._handle_of[slot]
             self._detach(slot)
-            self._end(handle, "error", message)
+            self._end(handle, "error", failure.message, code)
         return None, False
 
     def _detach(self, slot: int) -> None:
@@ -135,3 +139,13 @@ class HostMasks:
         handle = self._handle_of.pop(slot, None)
         if handle is not None:
             del self._slot_of[handle]
+
+
+def _endings(call: Callable[..., Any], slots: NDArray[np.intp], values: Any) -> Sequence[Ending]:
+    """What `mask` or `accept` returns, checked."""
+    endings = call(slots, values)
+    if endings is None:
+        return ()
+    if not isinstance(endings, Sequence) or not all(isinstance(e, Ending) for e in endings):
+        raise TypeError(f"it returned {endings!r:.80}, expected Ending objects or None")
+    return endings

@@ -48,7 +48,7 @@ class Observers:
     def _guard(self, name: str, call: Callable[..., None], *event: Any) -> None:
         try:
             call(*event)
-        except Exception:
+        except (Exception, SystemExit):
             count = self.num_failures.get(name, 0)
             self.num_failures[name] = count + 1
             if not count:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import get_args
 
 import torch
 
 from octavo.core.contracts.attention_backend import (
     AttentionBackend,
     AttentionBackendContext,
+    KVDim,
     KVLayout,
 )
 from octavo.core.contracts.executor import DeviceMemory
 from octavo.core.contracts.model import AttentionSpec, KVSpec
 from octavo.core.contracts.provider import Platform
-from octavo.core.errors import PluginUnavailable
+from octavo.core.errors import ContractError, PluginUnavailable
 from octavo.core.runner.kv_pool import KVPool, choose_layout
 from octavo.core.runner.parts import RunnerParts, RunnerSettings
 from octavo.core.runner.profile import CUDA_BUDGET, kv_budget_cpu, kv_budget_cuda
@@ -67,17 +69,24 @@ def layouts_of(
     backends: Backends,
     kv_specs: Sequence[KVSpec],
     attention_specs: Mapping[int, AttentionSpec],
+    label: Callable[[object], str] = lambda backend: type(backend).__name__,
 ) -> list[KVLayout]:
-    """The first layout that each layer's backend and the settings agree on."""
+    """The first layout that each layer's backend and the settings agree on. label: how messages
+    call a backend. Raises `ContractError` for a layout that is none."""
     by_group = dict(backends)
-    return [
-        choose_layout(
-            by_group[spec.group].kv_layouts(attention_specs[spec.layer]),
-            settings.kv_dtype,
-            settings.block_size,
-        )
-        for spec in kv_specs
-    ]
+    chosen = []
+    for spec in kv_specs:
+        backend = by_group[spec.group]
+        layouts = backend.kv_layouts(attention_specs[spec.layer])
+        for layout in layouts:
+            if sorted(map(str, layout.dims)) != sorted(get_args(KVDim)):
+                raise ContractError(
+                    f"attention_backend '{label(backend)}': its KVLayout has dims {layout.dims!r}, "
+                    f"expected {', '.join(get_args(KVDim))} in any order, each once",
+                    kind="attention_backend",
+                )
+        chosen.append(choose_layout(layouts, settings.kv_dtype, settings.block_size))
+    return chosen
 
 
 def make_pool(

@@ -160,7 +160,13 @@ class ModelRunner(Worker):
         )
         self._builder = BatchBuilder(self.mirror, max_tokens=max_tokens, device=settings.device)
         self._backends = make_backends(settings, self._parts, self._kv_specs, self._attention.specs)
-        self._layouts = layouts_of(settings, self._backends, self._kv_specs, self._attention.specs)
+        self._layouts = layouts_of(
+            settings,
+            self._backends,
+            self._kv_specs,
+            self._attention.specs,
+            self._parts.label,
+        )
         self._sampler = self._parts.sampler(
             SamplerContext(vocab_size, settings.max_num_seqs, settings.device)
         )
@@ -176,7 +182,11 @@ class ModelRunner(Worker):
             [name for name, _ in named],
         )
         self._sampling_step = SamplingStep(
-            self.mirror, self._sampling, self._processors, self._sampler
+            self.mirror,
+            self._sampling,
+            self._processors,
+            self._sampler,
+            self._parts.label(self._sampler),
         )
         self._feed = TokenFeed(settings.max_num_seqs, settings.device)
         self._prompt_logprobs = PromptLogprobsCollector(
@@ -399,7 +409,10 @@ class ModelRunner(Worker):
         if drawn.launched is not None:
             finished = self._sampling_step.finish(drawn.launched)
             result.token_ids[:, 0] = finished.token_ids
-            result.errors, result.logprobs = finished.errors, finished.logprobs
+            result.logprobs = finished.logprobs
+            if finished.errors:
+                result.errors = {row: each.message for row, each in finished.errors.items()}
+                result.faults = [row for row, each in finished.errors.items() if each.fault]
         return result
 
     def close(self) -> None:

@@ -12,15 +12,16 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.core.contracts.logits_processor import DeviceLogitsProcessor
+from octavo.core.errors import PluginFault
 from octavo.core.messages import AdmittedRow
-from octavo.core.processor_faults import Faults, attached_request
+from octavo.core.processor_faults import Failure, Faults, attached_request
 
 
 class ProcessorSet:
     """Calls each processor with its own slots only. Lives in the worker; not thread-safe.
 
-    errors: slot to message, for requests that a processor refused or failed for; kept until the
-    slot is released or attached again. Such a slot is left alone by every processor.
+    errors: by slot, of requests that a processor refused or failed for; kept until the slot is
+    released or attached again. Such a slot is left alone by every processor.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class ProcessorSet:
         self.names = tuple(names) or tuple(type(item).__name__ for item in processors)
         if len(self.names) != len(self.processors):
             raise ValueError(f"{len(self.processors)} processors, but {len(self.names)} names")
-        self.errors: dict[int, str] = {}
+        self.errors: dict[int, Failure] = {}
         self._attached = np.zeros((len(self.processors), max_num_seqs), np.bool_)
         self._counts = [0] * len(self.processors)
         self._faults = Faults()
@@ -75,7 +76,13 @@ class ProcessorSet:
             rows = self._attached[number, slots].nonzero()[0]
             if rows.size:
                 mine = slots[rows]
+                shape = logits.shape
                 self._guard(number, mine, processor.apply, logits, mine, rows)
+                if logits.shape != shape:  # nobody's row is where it was
+                    raise PluginFault(
+                        f"logits processor '{self.names[number]}' failed: it gave the logits the "
+                        f"shape {list(logits.shape)}, expected {list(shape)} as they came"
+                    )
 
     def accept(self, slots: NDArray[np.intp], token_ids: NDArray[np.int32]) -> None:
         """The tokens int32[n] were sampled and kept for the slots intp[n]."""
@@ -98,11 +105,11 @@ class ProcessorSet:
         self, number: int, slots: NDArray[np.intp], call: Callable[..., object], *args: object
     ) -> tuple[object, bool]:
         """`(result, True)`, or `(None, False)` after noting the error for these slots."""
-        result, message = self._faults.run(self.names[number], call, *args)
-        if message is None:
+        result, failure = self._faults.run(self.names[number], call, *args)
+        if failure is None:
             return result, True
         for slot in slots.tolist():
-            self.errors.setdefault(slot, message)
+            self.errors.setdefault(slot, failure)
             self._detach(slot)
         return None, False
 

@@ -73,6 +73,7 @@ class SamplingState:
         self._index = np.zeros(max_num_seqs, np.int64)
         self._logprobs = np.full(max_num_seqs, NO_LOGPROBS, np.int32)
         self._prompt_logprobs = np.full(max_num_seqs, NO_LOGPROBS, np.int32)
+        self._restricted = np.zeros(max_num_seqs, np.bool_)
         self._num_logprobs = 0
         self._num_prompt_logprobs = 0
         self._floats = _Staged((3, max_num_seqs), torch.float32, device)
@@ -80,12 +81,19 @@ class SamplingState:
         self._top_k_device = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
         self._greedy = False  # the device's temperatures are all 0
 
+    def restricted(self, slot: int) -> bool:
+        """Whether a slot's parameters forbid tokens, perhaps all of them."""
+        return bool(self._restricted[slot])
+
     def attach(self, row: AdmittedRow) -> None:
         """A sequence got a slot. Temperatures below `GREEDY_EPSILON` become 0, top_k 0 and counts
         of at least V become V (off). A top_p that float32 would round to 0 still keeps one
         token."""
         self.release(row.slot)
         slot, params = row.slot, row.sampling
+        self._restricted[slot] = bool(
+            params.allowed_token_ids or params.bad_words_token_ids or params.structured_outputs
+        )
         self._temperature[slot] = 0.0 if params.greedy else params.temperature
         self._top_k[slot] = min(params.top_k or self.vocab_size, self.vocab_size)
         self._top_p[slot] = max(params.top_p, TINY)

@@ -14,7 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.core.contracts.sampler import SampledTokens, Sampler, SamplingBatch
+from octavo.core.errors import PluginFault
 from octavo.core.messages import Int32, LogitMasks, Logprobs
+from octavo.core.processor_faults import Failure
 from octavo.core.runner.logprobs import LogprobColumns
 from octavo.core.runner.masks import apply_masks
 from octavo.core.runner.mirror import Mirror
@@ -24,6 +26,7 @@ from octavo.core.runner.transfer import HostCopy
 from octavo.core.runner.upload import upload
 
 _NOTHING_ALLOWED = "no token can be sampled: every logit is masked, or some are not numbers"
+_NO_NUMBERS = "no token can be sampled: some logits are not numbers, or a plugin masked them all"
 
 
 Draw = Callable[[], tuple[torch.Tensor, torch.Tensor] | None]
@@ -45,15 +48,15 @@ class Launched:
     places: NDArray[np.intp] | None = None
     fed: bool = False
     known: tuple[Int32, NDArray[np.bool_]] | None = None
-    errors: dict[int, str] = field(default_factory=dict)
+    errors: dict[int, Failure] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Finished:
-    """token_ids: int32[R]. errors, logprobs: see `StepResult`."""
+    """token_ids: int32[R]. errors: by row. logprobs: see `StepResult`."""
 
     token_ids: Int32
-    errors: dict[int, str]
+    errors: dict[int, Failure]
     logprobs: Logprobs | None
 
 
@@ -62,8 +65,15 @@ class SamplingStep:
     in between, oldest first. Not thread-safe."""
 
     def __init__(
-        self, mirror: Mirror, state: SamplingState, processors: ProcessorSet, sampler: Sampler
+        self,
+        mirror: Mirror,
+        state: SamplingState,
+        processors: ProcessorSet,
+        sampler: Sampler,
+        name: str = "",
     ) -> None:
+        """name: the sampler's, for errors."""
+        self._name = name or type(sampler).__name__
         self._mirror, self._state = mirror, state
         self._processors, self._sampler = processors, sampler
         self.unfinished: deque[Launched] = deque()
@@ -102,11 +112,39 @@ class SamplingStep:
         if masks is not None:
             apply_masks(logits, masks)
         sampled = self._sampler.sample(logits, batch)
+        self._check(sampled, len(slots))
         logprobs = None
         if raw is not None:
             chosen = sampled.token_ids.index_select(0, upload(wanted, logits.device))
             logprobs = LogprobColumns(self._sampler, raw, chosen, wanted, num)
         return self._launched(slots, sampled, logprobs)
+
+    def _check(self, sampled: object, rows: int) -> None:
+        """What everything after the sampler relies on."""
+        if isinstance(sampled, SampledTokens):
+            tensors = sampled.token_ids, sampled.valid
+            shapes = [list(item.shape) for item in tensors if isinstance(item, torch.Tensor)]
+            if shapes == [[rows], [rows]]:
+                return
+            got = f"token_ids and valid of the shapes {shapes}"
+        else:
+            got = f"{type(sampled).__name__}"
+        raise PluginFault(
+            f"sampler '{self._name}' failed: it returned {got}, expected SampledTokens with "
+            f"token_ids int64[{rows}] and valid bool[{rows}]",
+            kind="sampler",
+            name=self._name,
+        )
+
+    def _check_tokens(self, token_ids: NDArray[np.int64]) -> None:
+        low, high = int(token_ids.min()), int(token_ids.max())
+        if low < 0 or high >= self._state.vocab_size:
+            raise PluginFault(
+                f"sampler '{self._name}' failed: it drew token id {low if low < 0 else high}, "
+                f"expected 0 to {self._state.vocab_size - 1}",
+                kind="sampler",
+                name=self._name,
+            )
 
     def _unfiltered(self, batch: SamplingBatch) -> bool:
         """Whether the rows ask for nothing but a temperature."""
@@ -142,12 +180,15 @@ class SamplingStep:
         if launched.known is not None:
             return launched.known
         drawn, valid = launched.copy.wait()
+        self._check_tokens(drawn)
         slots, token_ids = launched.slots, drawn.astype(np.int32)
         launched.known = token_ids, valid
         if self._processors.active:
             self._processors.accept(slots[valid], token_ids[valid])
         if not valid.all():
-            launched.errors = {int(row): _NOTHING_ALLOWED for row in np.flatnonzero(~valid)}
+            for row in np.flatnonzero(~valid).tolist():
+                own = self._state.restricted(slots[row])  # by what its caller asked for
+                launched.errors[row] = Failure(_NOTHING_ALLOWED if own else _NO_NUMBERS, not own)
         failed = self._processors.errors
         if failed:
             for row, slot in enumerate(slots.tolist()):

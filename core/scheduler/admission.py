@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from octavo.core.contracts.kv_cache_manager import NO_MATCH, Match
 from octavo.core.contracts.scheduler_policy import SchedulerPolicy, WaitingRequest
+from octavo.core.errors import ReturnedWrong
 from octavo.core.messages import AdmittedRow
 from octavo.core.scheduler.state import Phase, Sequence
 
@@ -42,7 +44,7 @@ class Admission:
         if any(record.ending or record.deferred for record in scheduler.in_flight):
             return True
         while scheduler.num_running:
-            waiting = scheduler.policy.peek()
+            waiting = self._peek()
             if waiting is None or not self._is_short(waiting):
                 return True
             state = (waiting.handle, scheduler.decoding.version, scheduler.prefilling.version)
@@ -59,6 +61,15 @@ class Admission:
             why = "blocks" if scheduler.slots.num_free else "seat"
             scheduler.preemption.preempt(victim, waiting.handle, why)
         return True
+
+    def _peek(self) -> WaitingRequest | None:
+        policy = self._s.policy
+        waiting = policy.peek()
+        if waiting is None or (
+            isinstance(waiting, WaitingRequest) and waiting.handle in self._s.sequences
+        ):
+            return waiting
+        raise ReturnedWrong(policy, "peek", waiting, "a request that waits, or None")
 
     def _is_short(self, waiting: WaitingRequest) -> bool:
         """Whether this request finds no seat, or fewer blocks than it needs."""
@@ -88,7 +99,7 @@ class Admission:
         seated: list[int] = []
         sizes: list[int] = []
         while budget > 0 and scheduler.slots.num_free:
-            waiting = scheduler.policy.peek()
+            waiting = self._peek()
             if waiting is None:
                 break
             sequence = scheduler.sequences[waiting.handle]
@@ -96,7 +107,10 @@ class Admission:
             if placed is None:
                 break
             slot, chunk = placed
-            scheduler.policy.pop()
+            popped = scheduler.policy.pop()
+            if getattr(popped, "handle", None) != waiting.handle:
+                expected = f"the request that peek gave, {waiting!r:.80}"
+                raise ReturnedWrong(scheduler.policy, "pop", popped, expected)
             if sequence.swapped is not None:
                 scheduler.preemption.came_back(sequence)
             budget -= chunk
@@ -131,7 +145,10 @@ class Admission:
         others = scheduler.num_running + seated
         if limits.chunked_prefill:
             least = 0 if others else 1  # a step computes something
-            chunk = min(chunk, max(scheduler.policy.admit_cap(sequence.waiting, chunk), least))
+            cap = scheduler.policy.admit_cap(sequence.waiting, chunk)
+            if not isinstance(cap, Integral):
+                raise ReturnedWrong(scheduler.policy, "admit_cap", cap, "an integer")
+            chunk = min(chunk, max(int(cap), least))
         if chunk <= 0:
             return None
         if not self._has_headroom(sequence, total - match.num_tokens, others):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.core.errors import INTERNAL_ERROR
 from octavo.core.messages import EngineOutputs, Finish, Logprobs, StepResult
 from octavo.core.scheduler.step import InFlight
 
@@ -89,11 +90,14 @@ class Results:
     def _fail_rows(self, result: StepResult, record: InFlight, outputs: EngineOutputs) -> None:
         """End the sequences whose row could not be sampled; their tokens are not shown."""
         failed = {int(record.handles[row]): text for row, text in result.errors.items()}
+        faults = {int(record.handles[row]) for row in result.faults}
         good = np.asarray([handle not in failed for handle in outputs.handles.tolist()], np.bool_)
         for handle, text in failed.items():
             sequence = self._s.sequences.get(handle)
             if sequence is not None:
-                self._s.finish(sequence, Finish(handle=handle, reason="error", error=text))
+                code = INTERNAL_ERROR if handle in faults else None
+                finish = Finish(handle=handle, reason="error", error=text, code=code)
+                self._s.finish(sequence, finish)
         outputs.handles = outputs.handles[good]
         outputs.token_ids = outputs.token_ids[good]
 

@@ -151,13 +151,21 @@ class Scheduler:
         sequence.waiting.num_cached = self.admission.match(sequence).num_tokens
         self.policy.add(sequence.waiting)
 
-    def abort(self, handles: Seq[int], reason: str = "abort", error: str | None = None) -> None:
+    def abort(
+        self,
+        handles: Seq[int],
+        reason: str = "abort",
+        error: str | None = None,
+        code: str | None = None,
+    ) -> None:
         """End sequences wherever they are. Unknown handles are ignored: they may just have ended.
+        error, code: as in `Finish`.
         The `Finish` comes with the outputs of the next `commit`, or by `take_outputs`."""
         for handle in handles:
             sequence = self.sequences.get(handle)
             if sequence is not None:
-                self.finish(sequence, Finish(handle=handle, reason=reason, error=error))
+                finish = Finish(handle=handle, reason=reason, error=error, code=code)
+                self.finish(sequence, finish)
         self._let_leave()
 
     def refuse(self, handle: int, reason: str, error: RequestError | None = None) -> None:

@@ -139,6 +139,7 @@ class Collector:
         self.tokens: dict[int, list[int]] = {}
         self.reasons: dict[int, str] = {}
         self.errors: dict[int, str | None] = {}
+        self.codes: dict[int, str | None] = {}
 
     def step(self) -> None:
         """One step of the engine."""
@@ -153,6 +154,7 @@ class Collector:
                 assert finish.handle not in self.reasons, "ended twice"
                 self.reasons[finish.handle] = finish.reason
                 self.errors[finish.handle] = finish.error
+                self.codes[finish.handle] = finish.code
         self.engine.scheduler.kv.check()
 
     def run(self, limit: int = 5000) -> Collector:

@@ -90,6 +90,7 @@ def test_a_processor_that_refuses_fails_one_request():
     collector = Collector(engine).run()
     assert collector.reasons == {1: "error", 2: "length"}
     assert collector.errors[1] == "even must be true, got 'bad'"
+    assert collector.codes[1] is None
     assert collector.tokens == {2: expected(request(2, [1, 2], ignore_eos=True))}
     assert_clean(engine)
 
@@ -143,6 +144,7 @@ def test_a_processor_that_breaks_fails_its_requests_only(method, in_flight, capl
     else:
         assert collector.reasons[1] == "error"
         assert collector.errors[1] == f"logits processor 'Faulty' failed: KeyError: '{method}'"
+        assert collector.codes[1] == "internal_error"
     assert sum("Faulty" in r.getMessage() for r in caplog.records) == 1
     assert not faulty.handle
     assert_clean(engine)

@@ -380,3 +380,23 @@ def test_hook_that_does_not_exist_raises_or_returns_nonsense(folder):
         "nonsense_hook": "hook octavo_samplers returned str, expected a list of Provider",
         "none_hook": "hook octavo_samplers returned NoneType, expected a list of Provider",
     }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ('name="odd", rank="x"', "rank must be int, got 'x'"),
+        ('name="auto"', "name 'auto' is what the configuration says"),
+        ('name="bad_name!"', "name 'bad_name!' must be lower case letters"),
+        ("name=None", "name None must be lower case letters"),
+    ],
+)
+def test_a_provider_that_is_none_is_broken_and_the_others_work(folder, arguments, message):
+    body = f"""
+    PROVIDER = Provider({arguments}, factory="odd:Policy")
+    """
+    folder.policy("odd", "fine", body)
+    registry = Registry.discover()
+    assert [failure.source.distribution for failure in registry.failures] == ["odd"]
+    assert message in registry.failures[0].message
+    assert registry.select("scheduler_policy", Choice(name="auto")).registered.source.built_in

@@ -107,7 +107,8 @@ def test_rows_that_cannot_be_sampled_are_errors_of_their_own(setup):
     sampler.invalid = {1}
     finished = step.finish(launch(step, 0, 1, 2))
     assert finished.errors.keys() == {1}
-    assert "no token can be sampled" in finished.errors[1]
+    assert "no token can be sampled" in finished.errors[1].message
+    assert finished.errors[1].fault
     assert finished.token_ids.tolist() == [100, 101, 102]
 
 

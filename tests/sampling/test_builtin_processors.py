@@ -325,7 +325,7 @@ def test_min_tokens_after_a_preemption_and_a_rollback() -> None:
             {"allowed_token_ids": [0, 99]},
             f"allowed_token_ids has token id 99, expected 0 to {V - 1}",
         ),
-        ({"bad_words_token_ids": [[1, -4]]}, f"bad_words has token id -4, expected 0 to {V - 1}"),
+        ({"bad_words_token_ids": [[1, 99]]}, f"bad_words has token id 99, expected 0 to {V - 1}"),
         ({"bad_words_token_ids": [[1], []]}, "bad_words has a word without tokens"),
     ],
 )
@@ -333,7 +333,7 @@ def test_a_bad_parameter_fails_its_request_alone(params: dict[str, Any], message
     processors = make_set()
     processors.attach(Life(SamplingParams(**params), [1]).row(0))
     processors.attach(Life(SamplingParams(logit_bias={2: 1.0}), [1]).row(1))
-    assert processors.errors == {0: message}
+    assert processors.errors == {0: (message, False)}
     logits = apply(processors, [0, 1])
     assert logits[0].tolist() == [0.0] * V
     assert logits[1, 2] == 1.0

@@ -129,7 +129,7 @@ def test_a_refused_request_fails_alone(
 ) -> None:
     processors.attach(admitted(0, a=1.0, b="refuse"))
     processors.attach(admitted(1, a=2.0))
-    assert processors.errors == {0: "b must not be 'refuse'"}
+    assert processors.errors == {0: ("b must not be 'refuse'", False)}
     assert adders[0].values == {1: 2.0}
     logits = torch.zeros(2, 2)
     processors.apply(logits, slots(0, 1))
@@ -149,8 +149,8 @@ def test_a_broken_processor_fails_its_requests_only(
         logits = torch.zeros(3, 2)
         processors.apply(logits, slots(0, 1, 2))
     assert processors.errors == {
-        0: "logits processor 'first' failed: ZeroDivisionError: broken",
-        1: "logits processor 'first' failed: KeyError: 'explode'",
+        0: ("logits processor 'first' failed: ZeroDivisionError: broken", True),
+        1: ("logits processor 'first' failed: KeyError: 'explode'", True),
     }
     assert logits[2].tolist() == [1.0, 1.0]
     assert len(caplog.records) == 1

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.core.contracts.tokenizer import Tokenizer
-from octavo.core.errors import RequestError
+from octavo.core.errors import RequestError, RequestFault
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.text.parsers import AnswerParsers
 
@@ -222,6 +222,8 @@ class FakeAsyncLLM:
                 return
             if line.startswith("fail:") and step == int(line[5:]):
                 raise RuntimeError("the engine's own trouble")
+            if line == "row-fault" and step == 2:
+                raise RequestFault("logits processor 'bad' failed: ValueError: boom")
             if line == "row-error" and step == 2:
                 raise RequestError("no token can be sampled")
             token = reply[step] if step < len(reply) else EOS

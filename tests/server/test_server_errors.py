@@ -381,7 +381,19 @@ def test_row_error(connect, fake):
     run(go())
 
 
-@pytest.mark.parametrize("command", ["fail:3", "row-error"])
+def test_a_request_that_a_plugin_failed_is_the_servers_fault(connect, fake):
+    async def go():
+        async with connect(fake) as client:
+            response = await client.post(COMPLETIONS, json={"prompt": "row-fault"})
+            error = check_error(response, 500, code="internal_error")
+            assert error["type"] == "server_error"
+            assert error["message"] == "logits processor 'bad' failed: ValueError: boom"
+            await control(client)
+
+    run(go())
+
+
+@pytest.mark.parametrize("command", ["fail:3", "row-error", "row-fault"])
 def test_error_in_mid_stream_is_the_last_event(connect, fake, command):
     async def go():
         async with connect(fake) as client:
