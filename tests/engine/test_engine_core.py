@@ -150,6 +150,20 @@ def test_a_processor_that_breaks_fails_its_requests_only(method, in_flight, capl
     assert_clean(engine)
 
 
+@pytest.mark.parametrize("method", ["mask", "accept"])
+def test_what_a_processor_returns_is_checked(method):
+    wrong = type("Wrong", (Even,), {method: lambda self, slots, values: ["x"]})()
+    engine = make_fake_engine(host_processors=[wrong])
+    good = request(2, [3, 2], 6, ignore_eos=True)
+    engine.add(request(1, [2, 2], 6, ignore_eos=True, extra_args={"even": True}))
+    engine.add(good)
+    collector = Collector(engine).run()
+    assert collector.tokens[2] == expected(good)
+    assert collector.codes[1] == "internal_error"
+    message = "logits processor 'Wrong' failed: TypeError: it returned ['x'], expected Ending"
+    assert collector.errors[1].startswith(message)
+
+
 def test_no_mask_is_asked_for_a_sequence_that_ended():
     class Strict(Even):
         asked = 0
