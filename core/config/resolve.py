@@ -166,11 +166,13 @@ class _Resolver:
 
     def _weight_source(self, source: str, selection: Selection) -> WeightSource:
         model = self._given.model
+        own = source == model.source
         context = WeightSourceContext(
             source=source,
-            revision=model.revision if source == model.source else None,
+            revision=model.revision if own else None,
             download_dir=model.download_dir,
             cache_dir=envvars.CACHE_DIR.get(),
+            config_overrides=model.hf_overrides if own else {},
         )
         made: WeightSource = self._registry.create(selection, context)
         return made

@@ -149,6 +149,7 @@ KINDS: dict[str, Kind] = _kinds(
         weight_source.WeightSource,
         weight_source.WeightSourceContext,
         "model.weight_source",
+        "1.1",
     ),
     Kind(
         "tokenizer",

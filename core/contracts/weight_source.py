@@ -7,8 +7,8 @@ torch; `tensors` runs in the worker.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 class WeightSourceContext:
     """source: what the user wrote (`./folder`, `owner/name`, `file.gguf`, `package:name`).
     revision, download_dir: for the hub. cache_dir: private folder for converted files.
-    show_progress: whether a progress bar may be drawn on stderr."""
+    show_progress: whether a progress bar may be drawn on stderr. config_overrides: what the user
+    lays over `config()` (`model.hf_overrides`); only a source that makes tensors to fit needs it."""
 
     source: str
     revision: str | None
     download_dir: str | None
     cache_dir: Path
     show_progress: bool = True
+    config_overrides: Mapping[str, Any] = field(default_factory=dict)
 
 
 class WeightSource(ABC):

@@ -1,6 +1,7 @@
 """Weight source `dummy`: random weights for a real configuration, for tests and benchmarks.
 
 Configuration and tokenizer come from wherever `source` points; no weights are read or downloaded.
+Weights have the shapes that `model.hf_overrides` make of the configuration: fewer layers, say.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from octavo.core.config.model_facts import override
 from octavo.core.contracts import NoOptions, Options
 from octavo.core.contracts.weight_source import WeightSource, WeightSourceContext
 from octavo.models.families.config import decoder_config, tensor_shapes
@@ -44,6 +46,7 @@ class Dummy(WeightSource):
 
     def __init__(self, options: DummyOptions, context: WeightSourceContext) -> None:
         self._options = options
+        self._overrides = context.config_overrides
         kinds: dict[str, Any] = {
             "folder": Folder,
             "gguf": GGUFFile,
@@ -64,7 +67,7 @@ class Dummy(WeightSource):
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         import torch
 
-        config = self.config()
+        config = override(self.config(), self._overrides)
         named = str(config.get("dtype") or config.get("torch_dtype") or "float32")
         dtype = getattr(torch, named.removeprefix("torch."))
         period = self._options.period

@@ -47,6 +47,7 @@ class Models(WeightSource):
 
     def __init__(self, context):
         self.source = context.source
+        self.overrides = context.config_overrides
 
     def config(self):
         return self.known[self.source]
@@ -96,6 +97,14 @@ def test_on_a_cpu():
     assert resolved.reasons["model.max_model_len"] == "the model's max_position_embeddings"
     assert resolved.generation_config == {"temperature": 0.5}
     assert isinstance(resolved.weight_source, Models)
+    assert resolved.weight_source.overrides == {}
+
+
+def test_a_weight_source_gets_the_overrides_of_the_configuration():
+    resolved = settle(executor__device="cpu", model__hf_overrides={"num_hidden_layers": 1})
+    assert resolved.model_config["num_hidden_layers"] == 1
+    assert isinstance(resolved.weight_source, Models)
+    assert resolved.weight_source.overrides == {"num_hidden_layers": 1}
 
 
 @pytest.mark.parametrize(

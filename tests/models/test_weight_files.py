@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -345,6 +346,16 @@ def test_dummy(folder: Path, doubles: Any) -> None:
     assert doubles.logits(model, [1, 2, 3]).shape == (3, 40)
     with pytest.raises(ModelNotFound, match="absent"):
         dummy(folder.parent / "absent")
+
+
+def test_dummy_weights_fit_the_overridden_configuration(folder: Path, doubles: Any) -> None:
+    overrides = {"num_hidden_layers": 1, "intermediate_size": 8}
+    where = replace(context(folder, folder.parent), config_overrides=overrides)
+    tensors = dict(Dummy(DummyOptions(), where).tensors())
+    assert not any("layers.1." in name for name in tensors)
+    assert tensors["model.layers.0.mlp.up_proj.weight"].shape == (8, 16)
+    model, _ = doubles.build({**CONFIG, **overrides}, 32)
+    model.load_weights((key, tensor.float()) for key, tensor in tensors.items())
 
 
 def test_dummy_weights_that_repeat(folder: Path) -> None:
