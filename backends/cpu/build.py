@@ -11,6 +11,7 @@ Imports no torch: probes run in processes that must not.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import hashlib
@@ -43,6 +44,8 @@ ISA_FLAGS: dict[str, tuple[str, ...]] = {
     "generic": ("-DOCTAVO_GENERIC",),
 }
 """Flags of the instruction sets of `OCTAVO_CPU_ISA`; `native` asks the compiler for this CPU's."""
+
+_ELSEWHERE = f"make room there, or set {CACHE_DIR.name} to a folder that can be written"
 
 _failed: dict[Path, str] = {}
 """Why a library could not be built: every part that needs it asks, one answer is enough."""
@@ -106,14 +109,19 @@ def probe(context: ProbeContext) -> Availability:
     except PluginUnavailable as error:
         return Availability(False, str(error), LOST)
     except OSError as error:
-        return Availability(False, f"the kernel cache cannot be used: {error}", LOST)
+        return Availability(False, f"the kernel cache cannot be used: {error}; {_ELSEWHERE}", LOST)
     return Availability(True, f"native kernels by {tools.version.splitlines()[0]}")
 
 
 def library(isa: str = "native", extra: Sequence[str] = ()) -> Path:
     """Path of the shared library of all kernels, built when it is not there yet. extra: further
     compiler flags. Raises `PluginUnavailable` with the compiler's message."""
-    return _build("kernels", sources(), toolchain(), isa, tuple(extra))
+    try:
+        return _build("kernels", sources(), toolchain(), isa, tuple(extra))
+    except OSError as error:
+        raise PluginUnavailable(
+            f"the kernel cache cannot be used: {error}; {_ELSEWHERE}"
+        ) from error
 
 
 def sources() -> dict[str, bytes]:
@@ -267,9 +275,10 @@ def _run_all(commands: list[list[str]], folder: Path) -> None:
             output, _ = process.communicate(timeout=_TIMEOUT)
             if process.returncode:
                 lines = [line for line in output.splitlines() if "error" in line.lower()]
+                full = f"; {_ELSEWHERE}" if os.strerror(errno.ENOSPC) in output else ""
                 raise PluginUnavailable(
                     f"the kernels could not be compiled: `{shlex.join(command)}` ended with "
-                    f"{process.returncode}: {'; '.join(lines[:3]) or output[-500:]}"
+                    f"{process.returncode}: {'; '.join(lines[:3]) or output[-500:]}{full}"
                 )
     except subprocess.TimeoutExpired:
         raise PluginUnavailable(f"the kernels could not be compiled within {_TIMEOUT} s") from None

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class WeightSourceContext:
     """source: what the user wrote (`./folder`, `owner/name`, `file.gguf`, `package:name`).
     revision, download_dir: for the hub. cache_dir: private folder for converted files.
-    show_progress: whether a progress bar may be drawn on stderr. config_overrides: what the user
-    lays over `config()` (`model.hf_overrides`); only a source that makes tensors to fit needs it."""
+    show_progress: whether a progress bar may be drawn on stderr. config_overrides: what is laid
+    over `config()` (`model.hf_overrides`); a source that makes tensors up makes them fit."""
 
     source: str
     revision: str | None

@@ -58,6 +58,23 @@ def header(file: Path) -> dict[str, Any]:
     return found
 
 
+def is_complete(file: Path) -> bool:
+    """Whether a file has the bytes that its header promises, no fewer and no more."""
+    try:
+        entries = header(file)
+        with file.open("rb") as stream:
+            start = 8 + int.from_bytes(stream.read(8), "little")
+        ends = [item["data_offsets"][1] for name, item in entries.items() if name[:2] != "__"]
+        return file.stat().st_size == start + max(ends, default=0)
+    except (WeightError, OSError, LookupError, TypeError):
+        return False
+
+
+def partial_files(file: Path) -> list[Path]:
+    """What `write_tensors` has begun of a file, or left there when its process was killed."""
+    return list(file.parent.glob(f".{file.name}.*"))
+
+
 def progress_bar(description: str, total: int, show: bool) -> Any:
     """A bar in bytes on stderr. tqdm itself keeps quiet when stderr is no terminal."""
     from tqdm import tqdm

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +287,107 @@ def test_second_start_reads_the_cache(
     }
 
 
+def killed_at(monkeypatch: pytest.MonkeyPatch, path: Path) -> Path:
+    """Convert until half the weights are written, as far as a process gets that is killed then."""
+
+    def half(file: Path, headers: Any, contents: Any) -> None:
+        file.with_name(f".{file.name}.a1b2").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("octavo.models.weight_sources.gguf_file.write_tensors", half)
+        with pytest.raises(KeyboardInterrupt):
+            list(open_file(path).tensors())
+    (left,) = (path.parent / "cache" / "gguf").glob("*/.*")
+    return left
+
+
+def test_what_a_killed_conversion_left_is_removed(
+    tmp_path: Path, llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.gguf"
+    write(path, llama, "llama")
+    left = killed_at(monkeypatch, path)
+    list(open_file(path).tensors())
+    assert not left.exists()
+    left.write_bytes(b"half")  # of a process that another one has overtaken
+    list(open_file(path).tensors())
+    assert not left.exists()
+
+
+def test_a_conversion_that_runs_is_waited_for(
+    tmp_path: Path, llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.gguf"
+    write(path, llama, "llama")
+    left = killed_at(monkeypatch, path)
+    converter = open_file(path)
+    entered, go_on = threading.Event(), threading.Event()
+    write_weights = converter._write_weights
+
+    def slowly(file: Path) -> None:
+        left.write_bytes(b"being written")
+        entered.set()
+        assert go_on.wait(60)
+        write_weights(file)
+        left.unlink()
+
+    monkeypatch.setattr(converter, "_write_weights", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(lambda: list(converter.tensors()))
+        assert entered.wait(60)
+        second_source = open_file(path)
+        monkeypatch.setattr(second_source, "_write_weights", None)  # it finds the first one's
+        second = threads.submit(lambda: list(second_source.tensors()))
+        assert left.read_bytes() == b"being written"
+        go_on.set()
+        assert len(first.result(60)) == len(second.result(60)) == len(llama.state_dict())
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, 0.5, -1])
+def test_a_damaged_cache_is_rebuilt(
+    tmp_path: Path, llama: Any, caplog: pytest.LogCaptureFixture, keep: float
+) -> None:
+    path = tmp_path / "model.gguf"
+    write(path, llama, "llama")
+    before = {name: tensor.clone() for name, tensor in open_file(path).tensors()}
+    (file,) = (tmp_path / "cache" / "gguf").glob("*/model.safetensors")
+    whole = file.read_bytes()
+    file.write_bytes(whole[: keep if isinstance(keep, int) else int(keep * len(whole))])
+    after = dict(open_file(path).tensors())
+    assert file.read_bytes() == whole
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert "truncated or damaged; it is converted anew" in caplog.text
+
+
+def test_damaged_texts_of_a_cache_are_rebuilt(tmp_path: Path, llama: Any) -> None:
+    path = tmp_path / "model.gguf"
+    write(path, llama, "llama")
+    source = open_file(path)
+    config = source.config()
+    list(source.tensors())
+    (file,) = (tmp_path / "cache" / "gguf").glob("*/config.json")
+    weights = (file.parent / "model.safetensors").stat().st_mtime_ns
+    for text in ("", file.read_text()[:20]):
+        file.write_text(text)
+        assert open_file(path).config() == config
+    assert (file.parent / "model.safetensors").stat().st_mtime_ns == weights
+
+
+def test_a_full_cache_is_named(tmp_path: Path, llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.gguf"
+    write(path, llama, "llama")
+
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("octavo.models.weight_sources.gguf_file.write_tensors", full)
+    with pytest.raises(
+        ModelError, match=r"No space left .* set OCTAVO_CACHE_DIR to another folder"
+    ):
+        list(open_file(path).tensors())
+
+
 def test_cache_of_another_user_is_refused(
     tmp_path: Path, llama: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,7 +402,7 @@ def test_cache_of_another_user_is_refused(
 def test_cache_that_cannot_be_written(tmp_path: Path, llama: Any) -> None:
     write(tmp_path / "model.gguf", llama, "llama")
     (tmp_path / "cache").write_text("a file is in the way")
-    with pytest.raises(ModelError, match=r"model\.gguf: cannot write the converted model"):
+    with pytest.raises(ModelError, match=r"the converted model .*OCTAVO_CACHE_DIR"):
         open_file(tmp_path / "model.gguf").config()
 
 
