@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from octavo.core.errors import ConfigError
 
@@ -141,4 +141,10 @@ def child_environment(*, secrets: bool = False) -> dict[str, str]:
     return {**kept, "PYTHONPATH": os.pathsep.join(dict.fromkeys(places))}
 
 
-ALL: tuple[EnvVar, ...] = (PLUGINS, CACHE_DIR, LOG_LEVEL, CPU_ISA, API_KEYS, TRACE_HOOKS)
+ALL: tuple[EnvVar[Any], ...] = (PLUGINS, CACHE_DIR, LOG_LEVEL, CPU_ISA, API_KEYS, TRACE_HOOKS)
+
+
+def check() -> None:
+    """Raise `ConfigError` for the first variable whose value cannot be read."""
+    for variable in ALL:
+        variable.get()

@@ -22,6 +22,7 @@ from octavo.core.config.origin import Origin, Path, dotted
 from octavo.core.contract_checks import check_class, check_factory, version_problem
 from octavo.core.contracts import KINDS, ProbeContext
 from octavo.core.errors import (
+    ConfigError,
     ContractError,
     OctavoError,
     PluginConflict,
@@ -254,10 +255,20 @@ class Registry:
 
     def _check_parts(self, kind: str, options: Any, path: Path, origin: Origin | None) -> None:
         """Check the implementations of the same kind that this one is made of: its options name
-        them in `choices()`."""
-        if hasattr(options, "choices"):
-            for index, choice in enumerate(options.choices()):
-                self.check(kind, choice, path=(*path, index), origin=origin)
+        them in `choices()`, and may refuse the factory of one in `check_part(index, factory)`."""
+        if not hasattr(options, "choices"):
+            return
+        for index, choice in enumerate(options.choices()):
+            below = (*path, index)
+            self.check(kind, choice, path=below, origin=origin)
+            if choice.name == "auto" or not hasattr(options, "check_part"):
+                continue
+            entry = self._known(kind, choice.name, below, origin)
+            try:
+                options.check_part(index, self._factory(entry))
+            except ConfigError as exc:
+                file, line = origin.where(below) if origin is not None else (None, None)
+                raise ConfigError(exc.message, path=dotted(path), file=file, line=line) from None
 
     def _named(
         self, kind: str, name: str, ctx: ProbeContext, path: Path, origin: Origin | None
@@ -463,8 +474,10 @@ class Registry:
     def factory(self, selection: Selection) -> Any:
         """The factory of a selection, imported and checked: often the class itself, whose static
         methods may be asked before anything is made."""
-        entry, kind = selection.registered, KINDS[selection.kind]
-        factory = entry.provider.factory
+        return self._factory(selection.registered)
+
+    def _factory(self, entry: Registered) -> Any:
+        kind, factory = KINDS[entry.kind], entry.provider.factory
         if isinstance(factory, str):
             factory = import_string(factory, "factory", import_error(entry))
         check_factory(factory, entry)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import octavo
 from octavo.core import envvars
 from octavo.core.config.keywords import KEYWORDS
+from octavo.core.config.models import EngineConfig
 from octavo.core.errors import ConfigError, OctavoError, nearest
 from octavo.server.cli_config import (
     add_config_arguments,
@@ -62,6 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output went away; leave nothing to be flushed into the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as exc:
+        if exc.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        print(f"octavo: {exc}; raise the limit of open files (ulimit -n)", file=sys.stderr)
+        return 2
 
 
 def error_line(error: OctavoError) -> str:
@@ -259,18 +266,34 @@ def show(args: argparse.Namespace) -> int:
     if args.given:
         print(given_yaml(config), end="")
         return 0
-    print(config_yaml(resolve(config, registry, need_model=False)), end="")
+    resolved = resolve(config, registry, need_model=False)
+    for error in _server_errors(config):
+        raise error
+    print(config_yaml(resolved), end="")
     return 0
 
 
+def _server_errors(config: EngineConfig) -> Iterator[ConfigError]:
+    """What `octavo serve` refuses before it loads a model, beside keys and plugins."""
+    from octavo.server.listen import check_certificate
+    from octavo.server.security import load_keys
+
+    for check in (load_keys, check_certificate):
+        try:
+            check(config.server)
+        except ConfigError as error:
+            yield error
+
+
 def validate(args: argparse.Namespace) -> int:
-    """`octavo config validate`: keys, types, names of plugins, their options; every error on a
-    line of its own. Nothing is loaded."""
+    """`octavo config validate`: keys, types, names of plugins, their options, API keys, certificate
+    and environment variables; every error on a line of its own. Nothing is loaded."""
     from octavo.core.config.resolve import choice_errors
 
     found: list[ConfigError] = []
     config, registry = config_from_args(_with_file(args), errors=found)
-    errors = [*found, *choice_errors(config, registry)]
+    envvars.check()
+    errors = [*found, *choice_errors(config, registry), *_server_errors(config)]
     for error in errors:
         print(error_line(error), file=sys.stderr)
     if errors:

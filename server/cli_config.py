@@ -109,7 +109,7 @@ def _add(group: argparse._ArgumentGroup, name: str, keyword: Keyword) -> None:
 def _mapping(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise argparse.ArgumentTypeError(f"expected JSON, got {text!r}: {exc}") from None
 
 

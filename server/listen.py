@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
 import ssl
 import stat
 
 from octavo.core.config.models import ServerConfig
 from octavo.core.errors import ConfigError
+
+LEAST_FILES = 64
+"""Open files without which a server and its engine do not start, whatever connects."""
+
+
+def check_files() -> None:
+    """Raise `ConfigError` where so few files may be open that the server cannot work."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit != resource.RLIM_INFINITY and limit < LEAST_FILES:
+        raise ConfigError(
+            f"this process may open {limit} files, expected at least {LEAST_FILES}, and one more "
+            "for each connection: raise the limit (`ulimit -n 4096`; LimitNOFILE= of systemd)"
+        )
 
 
 def bind(config: ServerConfig) -> socket.socket:

@@ -30,7 +30,13 @@ def load_keys(config: ServerConfig) -> dict[str, str]:
     for name, secret in config.api_keys.items():
         _add(keys, name, secret.get_secret_value(), "server.api_keys")
     if config.api_keys_file is not None:
-        for name, key in _read_file(config.api_keys_file):
+        found = _read_file(config.api_keys_file)
+        if not found:  # who names a file means to ask for keys
+            raise ConfigError(
+                f"expected a line `name: key`, there is none in '{config.api_keys_file}'",
+                path="server.api_keys_file",
+            )
+        for name, key in found:
             _add(keys, name, key, "server.api_keys_file")
     for number, item in enumerate(envvars.API_KEYS.get() or (), 1):
         name, colon, key = item.partition(":")

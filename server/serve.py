@@ -30,7 +30,7 @@ from octavo.plugins.observers.prometheus.board import Board
 from octavo.server.control import Loaded
 from octavo.server.engine import Engine
 from octavo.server.http_server import say
-from octavo.server.listen import address_of, bind, bind_problem, check_certificate
+from octavo.server.listen import address_of, bind, bind_problem, check_certificate, check_files
 from octavo.server.metrics import with_board
 from octavo.server.notify import READY, STOPPING, notify
 from octavo.server.plugin_routes import plugin_routes
@@ -47,6 +47,7 @@ def run(config: EngineConfig, registry: Registry) -> int:
     try:
         with _exit_on_signal():
             try:
+                check_files()
                 check_certificate(config.server)
                 keys = load_keys(config.server)
                 sock = bind(config.server)

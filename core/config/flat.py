@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -88,12 +89,15 @@ def _typed(key: str, keyword: Keyword, value: Any) -> Any:
         raise ConfigError(f"{key}: expected true or false, got {show(value)}")
     if keyword.form == "int" and isinstance(value, str):
         return integer(value)
+    if keyword.form == "float" and isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return float(value)
     if keyword.form == "list" and isinstance(value, str | int):
         return [str(value)]
     if keyword.form == "mapping" and isinstance(value, str):
         try:
             return json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ConfigError(f"{key}: expected a mapping, got {show(value)}") from None
     return value
 

@@ -8,20 +8,29 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     PrivateAttr,
     SecretStr,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from octavo.core.config.origin import Origin
+from octavo.core.plain_values import plain_value
 
 Auto = Literal["auto"]
-Positive = Annotated[int, Field(gt=0)]
+Tokens = Annotated[int, Field(gt=0, le=2**24)]
+"""What a step may compute: more than any model's context, and less than what overflows."""
+BlockSize = Annotated[int, Field(gt=0, le=2**16)]
+Threads = Annotated[int, Field(gt=0, le=4096)]
+MAX_BYTES = 2**50
+MAX_BLOCKS = 2**31 - 2
+"""Block ids are int32, and one is the null block."""
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -29,6 +38,11 @@ class Section(BaseModel):
     """Base of all sections: frozen, unknown keys refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plain(cls, value: Any, info: ValidationInfo) -> Any:
+        return plain_value(value, cls.model_fields[str(info.field_name)].annotation)
 
 
 class Choice(BaseModel):
@@ -59,6 +73,20 @@ class Choice(BaseModel):
 AUTO = Choice(name="auto")
 COMPOSED = "composed"
 """The scheduler policy that a list of policies stands for."""
+
+
+def _once(value: list[Choice]) -> list[Choice]:
+    """No implementation twice with the same options."""
+    for index, choice in enumerate(value):
+        if choice in value[:index]:
+            raise ValueError(
+                f"expected each once, but '{choice.name}' is listed twice with the same options "
+                f"(items {value.index(choice)} and {index})"
+            )
+    return value
+
+
+Once = Annotated[list[Choice], AfterValidator(_once)]
 
 
 def _composition(value: Any) -> Any:
@@ -95,6 +123,7 @@ class ModelConfig(Section):
     max_model_len: int | None = Field(
         default=None,
         gt=0,
+        le=2**30,
         description="Longest sequence, prompt and output, in tokens. Default: the model's own.",
     )
     quantization: Choice = Field(
@@ -148,7 +177,7 @@ class SchedulerConfig(Section):
     max_num_seqs: int = Field(
         default=256, gt=0, le=65536, description="Most sequences that run at once."
     )
-    max_num_batched_tokens: Positive | Auto = Field(
+    max_num_batched_tokens: Tokens | Auto = Field(
         default="auto",
         description="Most tokens a step computes. auto: by device; on a CPU measured at start, so "
         "that a full step takes at most half a second.",
@@ -156,8 +185,8 @@ class SchedulerConfig(Section):
     chunked_prefill: bool = Field(
         default=True, description="Whether prompts may be computed in chunks beside decodes."
     )
-    max_chunk_tokens: int | None = Field(
-        default=None, gt=0, description="Largest chunk of one prompt. Default: the step's budget."
+    max_chunk_tokens: Tokens | None = Field(
+        default=None, description="Largest chunk of one prompt. Default: the step's budget."
     )
 
 
@@ -165,7 +194,7 @@ class KVCacheConfig(Section):
     """The KV cache pool."""
 
     manager: Choice = Field(default=Choice(name="paged"), description="KV cache manager.")
-    block_size: Positive | Auto = Field(
+    block_size: BlockSize | Auto = Field(
         default="auto", description="Tokens a block. auto: 16, or what the attention backend asks."
     )
     eviction: Choice = Field(
@@ -174,6 +203,7 @@ class KVCacheConfig(Section):
     host_cache_bytes: int = Field(
         default=0,
         ge=0,
+        le=MAX_BYTES,
         description="Host memory for cached blocks that were evicted from the device; they come "
         "back on a prefix hit (manager: paged). 0: none.",
     )
@@ -192,10 +222,16 @@ class KVCacheConfig(Section):
         "bounded further, see docs/configuration.md.",
     )
     memory_bytes: int | None = Field(
-        default=None, gt=0, description="Size of the pool in bytes, instead of by profiling."
+        default=None,
+        gt=0,
+        le=MAX_BYTES,
+        description="Size of the pool in bytes, instead of by profiling.",
     )
     num_blocks: int | None = Field(
-        default=None, gt=0, description="Size of the pool in blocks, instead of by profiling."
+        default=None,
+        gt=0,
+        le=MAX_BLOCKS,
+        description="Size of the pool in blocks, instead of by profiling.",
     )
 
 
@@ -209,6 +245,7 @@ class PreemptionConfig(Section):
     swap_space: int | None = Field(
         default=None,
         ge=0,
+        le=MAX_BYTES,
         description="Host memory in bytes for the KV of preempted sequences. Default: as much as "
         "the pool on the device, at most 4 GiB; none where the policy never swaps.",
     )
@@ -251,7 +288,7 @@ class ExecutorConfig(Section):
 
     kind: Choice = Field(default=Choice(name="local"), description="Executor.")
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Device.")
-    num_threads: Positive | Auto = Field(
+    num_threads: Threads | Auto = Field(
         default="auto",
         description="CPU threads of the engine. auto: the cores that affinity and cgroup allow.",
     )
@@ -477,16 +514,14 @@ class EngineConfig(Section):
     sampler: SamplerConfig = Field(default_factory=SamplerConfig, description="Sampling.")
     graph: GraphConfig = Field(default_factory=GraphConfig, description="Graph runner.")
     executor: ExecutorConfig = Field(default_factory=ExecutorConfig, description="Executor.")
-    logits_processors: list[Choice] = Field(
+    logits_processors: Once = Field(
         default_factory=list, description="Logits processors beside the built-in ones, in order."
     )
     structured_outputs: StructuredOutputsConfig = Field(
         default_factory=StructuredOutputsConfig, description="Structured output."
     )
-    observers: list[Choice] = Field(default_factory=list, description="Observers.")
-    routes: list[Choice] = Field(
-        default_factory=list, description="Further routes of the HTTP server."
-    )
+    observers: Once = Field(default_factory=list, description="Observers.")
+    routes: Once = Field(default_factory=list, description="Further routes of the HTTP server.")
     server: ServerConfig = Field(default_factory=ServerConfig, description="The HTTP server.")
     observability: ObservabilityConfig = Field(
         default_factory=ObservabilityConfig, description="Metrics and logging."

@@ -72,6 +72,7 @@ def resolve(config: EngineConfig, registry: Registry, *, need_model: bool = True
     the model stays open and its reason is "needs a model". Raises `ConfigError`, `PluginError`, or
     `ModelError` for a model that is not there or not served.
     """
+    envvars.check()
     if need_model and not config.model.source:
         raise ConfigError(
             "no model is given; expected a folder, hub id, .gguf file or package:NAME",

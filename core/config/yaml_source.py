@@ -11,6 +11,9 @@ import yaml
 from octavo.core.config.origin import Path, dotted
 from octavo.core.errors import ConfigError
 
+MAX_DEPTH = 100
+"""Of mappings and lists in each other: less than what any reader of the data can follow."""
+
 
 class _Loader(yaml.SafeLoader):
     """Safe, and reads `1e-3` as a number as YAML 1.2 does."""
@@ -60,6 +63,8 @@ def _parse(text: str, file: str) -> tuple[Any, dict[Path, int]]:
             return (None if node is None else builder.build(node, ())), builder.lines
         finally:
             loader.dispose()
+    except RecursionError:
+        raise ConfigError(f"nested more than {MAX_DEPTH} deep", file=file) from None
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
         line = mark.line + 1 if mark else None
@@ -83,6 +88,8 @@ class _Builder:
             return self._loader.construct_object(node)
         if id(node) in self._open:
             raise self._error(node, path, "an alias refers to what contains it")
+        if len(self._open) >= MAX_DEPTH:
+            raise self._error(node, path[:3], f"nested more than {MAX_DEPTH} deep")
         self._open.add(id(node))
         try:
             if isinstance(node, yaml.MappingNode):

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import pluggy
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+
+from octavo.core.plain_values import plain_value
 
 PROJECT = "octavo"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -18,9 +20,16 @@ T = TypeVar("T")
 
 
 class Options(BaseModel):
-    """Base class of options models: frozen, unknown keys refused. Every field has a description."""
+    """Base class of options models: frozen, unknown keys refused. Every field has a description.
+    As in the configuration, numbers are not read out of text or `true`, nor switches out of text.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plain(cls, value: Any, info: ValidationInfo) -> Any:
+        return plain_value(value, cls.model_fields[str(info.field_name)].annotation)
 
 
 class NoOptions(Options):

@@ -11,6 +11,7 @@ inner one.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,9 +42,23 @@ class ComposedOptions(Options):
         """The implementations that this is made of."""
         return self.policies
 
+    def check_part(self, index: int, factory: Any) -> None:
+        """Refuse a policy without classes that others stand inside of, before anything is made."""
+        if index < len(self.policies) - 1 and isinstance(factory, type):
+            _check_classes(self.policies[index].name, factory)
 
-def _overrides(policy: SchedulerPolicy, method: str) -> bool:
-    return getattr(type(policy), method) is not getattr(SchedulerPolicy, method)
+
+def _overrides(policy: type[SchedulerPolicy], method: str) -> bool:
+    return getattr(policy, method) is not getattr(SchedulerPolicy, method)
+
+
+def _check_classes(name: str, policy: type[SchedulerPolicy]) -> None:
+    if not _overrides(policy, "class_of") or not _overrides(policy, "classes"):
+        raise ConfigError(
+            f"'{name}' orders single requests and has no classes: expected it last, or a policy"
+            " with classes (priority, fair, deadline) in its place",
+            path="scheduler.policy",
+        )
 
 
 class ComposedPolicy(SchedulerPolicy):
@@ -52,16 +67,11 @@ class ComposedPolicy(SchedulerPolicy):
     def __init__(self, options: ComposedOptions, context: SchedulerPolicyContext) -> None:
         outer, *rest = options.policies
         self._outer = context.make(outer)
-        if not _overrides(self._outer, "class_of") or not _overrides(self._outer, "classes"):
-            raise ConfigError(
-                f"'{outer.name}' orders single requests and has no classes: expected it last, or a"
-                " policy with classes (priority, fair, deadline) in its place",
-                path="scheduler.policy",
-            )
+        _check_classes(outer.name, type(self._outer))
         inner = rest[0] if len(rest) == 1 else {"name": "composed", "policies": rest}
         self._context, self._choice = context, inner
         self._model = context.make(inner)  # says what inner policies can do, and fails at start
-        self._stateful = _overrides(self._model, "on_step")
+        self._stateful = _overrides(type(self._model), "on_step")
         self._spare: list[SchedulerPolicy] = []  # empty ones that remember nothing
         self._inner: dict[Hashable, SchedulerPolicy] = {}
         self._class_of: dict[int, Hashable] = {}  # by handle of a waiting request
@@ -184,7 +194,7 @@ class ComposedPolicy(SchedulerPolicy):
 
     def cap(self, view: RunningView, want: NDArray[np.int64]) -> NDArray[np.int64] | None:
         caps = self._outer.cap(view, want)
-        if not _overrides(self._model, "cap"):
+        if not _overrides(type(self._model), "cap"):
             return caps
         caps = want.copy() if caps is None else np.minimum(caps, want)
         for rows, policy in self._each(view):
@@ -199,7 +209,7 @@ class ComposedPolicy(SchedulerPolicy):
 
     def preempts(self, request: WaitingRequest, view: RunningView) -> int | None:
         slot = self._outer.preempts(request, view)
-        if slot is not None or not _overrides(self._model, "preempts"):
+        if slot is not None or not _overrides(type(self._model), "preempts"):
             return slot
         for rows, policy in self._each(view):
             if policy is self._inner[self._class_of[request.handle]]:
@@ -207,7 +217,7 @@ class ComposedPolicy(SchedulerPolicy):
         return None
 
     def on_step(self, view: RunningView, scheduled: NDArray[np.int64]) -> None:
-        if _overrides(self._outer, "on_step"):
+        if _overrides(type(self._outer), "on_step"):
             self._outer.on_step(view, scheduled)
         if self._stateful:
             for rows, policy in self._each(view):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -153,6 +154,31 @@ ERRORS = [
         ["plugins", "--set", "plugins.load=[./none.py]"],
         "plugins.load: there is no file 'none.py'",
     ),
+    *(
+        (["config", command, "--set", "executor.device=cpu", "--set", setting], message)
+        for command in ("validate", "show")
+        for setting, message in (
+            (
+                "scheduler.policy=[fcfs, priority]",
+                "--set: scheduler.policy: 'fcfs' orders single requests and has no classes: "
+                "expected it last, or a policy with classes (priority, fair, deadline) in its "
+                "place",
+            ),
+            (
+                "server.api_keys={a: ''}",
+                "server.api_keys: the key named 'a' must be ASCII text without spaces, and not "
+                "empty or masked",
+            ),
+            (
+                "server.api_keys_file=/dev/null",
+                "server.api_keys_file: expected a line `name: key`, there is none in '/dev/null'",
+            ),
+            (
+                "server.ssl_certfile=none.pem",
+                "server.ssl_certfile: cannot read 'none.pem'",
+            ),
+        )
+    ),
 ]
 
 
@@ -168,7 +194,34 @@ def test_a_bad_environment_variable(run, monkeypatch):
     assert err.startswith("octavo: environment variable OCTAVO_LOG_LEVEL: expected one of debug")
 
 
+@pytest.mark.parametrize("command", ["validate", "show"])
+def test_a_bad_environment_variable_of_the_engine(run, monkeypatch, command):
+    monkeypatch.setenv("OCTAVO_CPU_ISA", "avx3")
+    status, out, err = run("config", command, "--set", "executor.device=cpu")
+    assert (status, out) == (2, "")
+    assert err == (
+        "octavo: environment variable OCTAVO_CPU_ISA: expected one of native, avx2, generic, got "
+        "'avx3'\n"
+    )
+
+
+def test_no_more_files_can_be_opened(run, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(cli, "config_from_args", full)
+    message = "octavo: [Errno 24] Too many open files; raise the limit of open files (ulimit -n)\n"
+    assert run("config", "show") == (2, "", message)
+
+
 # ---- serve --------------------------------------------------------------------------------------
+
+
+def test_serve_needs_some_open_files(run, monkeypatch):
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (16, 16))
+    status, out, err = run("serve", "somewhere")
+    assert status == 2
+    assert "error: this process may open 16 files, expected at least 64" in out + err
 
 
 def test_serve_hands_over_configuration_and_plugins(run, monkeypatch, tmp_path):

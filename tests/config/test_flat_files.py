@@ -123,6 +123,12 @@ def test_mistakes(load, text, message):
     assert str(caught.value).startswith(message)
 
 
+def test_values_in_quotes_are_read_as_on_the_command_line(load):
+    config = load("max-num-seqs: '4k'\ngpu-memory-utilization: '0.5'\n")
+    assert config.scheduler.max_num_seqs == 4000
+    assert config.kv_cache.memory_utilization == 0.5
+
+
 def test_every_error_of_a_file(load):
     errors = []
     config = load("a-b: 1\nmax-num-seqs: many\nseed: 3\nwhatever: 2\n", errors=errors)

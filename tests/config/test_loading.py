@@ -174,6 +174,77 @@ def test_mistakes(load, name):
     assert str(caught.value) == message
 
 
+VALUES = {
+    **{
+        f"{key}: {value}": (
+            f"{key.split('.')[0]}: {{{key.split('.')[1]}: {value}}}\n",
+            f"engine.yaml:1: {key}: expected {expected}",
+        )
+        for key, value, expected in (
+            ("scheduler.max_num_seqs", "true", "an integer, got true"),
+            ("scheduler.max_num_seqs", '"64"', "an integer, got '64'"),
+            ("kv_cache.num_blocks", "3.5", "an integer, got 3.5"),
+            ("kv_cache.block_size", "'16'", "an integer or 'auto', got '16'"),
+            ("scheduler.chunked_prefill", '"no"', "true or false, got 'no'"),
+            ("scheduler.chunked_prefill", "1", "true or false, got 1"),
+            ("kv_cache.memory_utilization", "true", "a number, got true"),
+            ("server.engine_timeout_s", '"5"', "a number, got '5'"),
+            (
+                "kv_cache.memory_bytes",
+                "99999999999999999999999999",
+                "whole numbers from -9223372036854775808 to 18446744073709551615, got 99999",
+            ),
+            ("model.hf_overrides", "{a: [99999999999999999999999]}", "whole numbers from -922"),
+            (
+                "scheduler.max_num_batched_tokens",
+                "1000000000000",
+                "a number of at most 16777216 or 'auto', got 1000000000000",
+            ),
+            ("kv_cache.num_blocks", "9000000000000000000", "a number of at most 2147483646, got"),
+            ("kv_cache.block_size", "1000000000", "a number of at most 65536 or 'auto', got 1000"),
+        )
+    },
+    "twice": (
+        "observers:\n  - {name: log, every: 1}\n  - log\n  - log\n",
+        "engine.yaml:1: observers: expected each once, but 'log' is listed twice with the same "
+        "options (items 1 and 2), got ",
+    ),
+    "a route twice": ("routes: [a, a]\n", "engine.yaml:1: routes: expected each once, but 'a' is"),
+    "a processor twice": (
+        "logits_processors: [{name: a, x: 1}, {name: a, x: 1}]\n",
+        "engine.yaml:1: logits_processors: expected each once, but 'a' is listed twice",
+    ),
+    "nested deeply": (
+        f"model:\n  hf_overrides: {'[' * 150}{']' * 150}\n",
+        "engine.yaml:2: model.hf_overrides[0]: nested more than 100 deep",
+    ),
+    "nested more deeply than can be read": (
+        f"model: {'[' * 3000}\n",
+        "engine.yaml: nested more than 100 deep",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_of_another_kind(load, name):
+    text, message = VALUES[name]
+    with pytest.raises(ConfigError) as caught:
+        load(text)
+    assert str(caught.value).startswith(message)
+
+
+def test_whole_numbers_may_have_an_exponent_and_options_may_differ(load):
+    config = load(
+        "kv_cache: {memory_bytes: 1e9, num_blocks: 3.0, memory_utilization: 1}\n"
+        "observers: [{name: a, path: x}, {name: a, path: y}]\n"
+        "model: {hf_overrides: {a: 18446744073709551615, b: true, c: '1'}}\n"
+    )
+    assert repr(config.kv_cache.memory_bytes) == "1000000000"
+    assert repr(config.kv_cache.num_blocks) == "3"
+    assert [choice.options["path"] for choice in config.observers] == ["x", "y"]
+    assert config.model.hf_overrides == {"a": 2**64 - 1, "b": True, "c": "1"}
+
+
 def test_an_error_carries_its_parts(load):
     with pytest.raises(ConfigError) as caught:
         load("scheduler:\n  max_num_seqs: many\n")

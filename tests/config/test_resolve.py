@@ -388,6 +388,20 @@ def test_check_choices(tmp_path):
         f"{file}:4: scheduler.policy.weights: unknown option; none is known "
         "[options of scheduler_policy 'fcfs']"
     )
+    for value, message in (("true", "a number, got true"), ("'3'", "a number, got '3'")):
+        config = load_config(overrides=[f"scheduler.policy={{name: priority, ageing_s: {value}}}"])
+        with pytest.raises(PluginOptionsError, match=f"ageing_s: expected {message}"):
+            check_choices(config, registry)
+
+
+def test_a_policy_without_classes_stands_last(tmp_path):
+    file = tmp_path / "engine.yaml"
+    file.write_text("scheduler:\n  max_num_seqs: 3\n  policy: [priority, sjf, fcfs]\n")
+    with pytest.raises(ConfigError, match=r"engine\.yaml:3: scheduler\.policy: 'sjf' orders") as e:
+        resolve(load_config(file), Registry.discover(), need_model=False)
+    assert e.value.line == 3
+    file.write_text("scheduler: {policy: [priority, fair, fcfs]}\n")
+    check_choices(load_config(file), Registry.discover())
 
 
 # ---- shown --------------------------------------------------------------------------------------
