@@ -30,6 +30,15 @@ if TYPE_CHECKING:
 Params = SamplingParams | Sequence[SamplingParams] | None
 
 
+_POOLING = "Octavo generates text, and serves no embedding, classification or reward models"
+NOT_IN_LLM = {
+    "beam_search": "sample n choices and compare their cumulative_logprob (with logprobs=0)",
+    **dict.fromkeys(("embed", "classify", "score", "reward"), _POOLING),
+    "encode": f"{_POOLING}; tokens of a text: get_tokenizer().encode(text)",
+}
+"""Methods of vLLM's `LLM` that are not here, and what to do instead."""
+
+
 class LLM:
     """Generates text for lists of prompts, with vLLM's names and result shapes.
 
@@ -83,16 +92,23 @@ class LLM:
         self._turns = Turns()
         self._left: deque[str] = deque()  # requests of streams that were left
 
+    def __getattr__(self, name: str) -> Any:
+        """Only for what is not there: says so of methods that vLLM's has."""
+        if name in NOT_IN_LLM:
+            raise AttributeError(f"LLM.{name} is not built: {NOT_IN_LLM[name]}")
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
     # ---- generation ------------------------------------------------------------------------------
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt] | None = None,
         sampling_params: Params = None,
         use_tqdm: bool = True,
         *,
         priority: int | Sequence[int] = 0,
         lora_request: None = None,
+        prompt_token_ids: None = None,
     ) -> list[RequestOutput]:
         """Complete every prompt; results come in the order of the prompts.
 
@@ -102,6 +118,13 @@ class LLM:
         """
         if lora_request is not None:
             raise RequestError("adapters are not built in", param="lora_request")
+        if prompt_token_ids is not None or prompts is None:
+            raise RequestError(
+                "token ids are given as prompts: generate([{'prompt_token_ids': [...]}, ...])"
+                if prompt_token_ids is not None
+                else "expected a prompt or a list of prompts, got None",
+                param="prompts" if prompt_token_ids is None else "prompt_token_ids",
+            )
         many = _is_batch(prompts)
         batch: Sequence[Prompt] = prompts if many else [prompts]  # type: ignore[assignment,list-item]
         with self._turns:

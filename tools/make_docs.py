@@ -121,6 +121,22 @@ def is_abstract(function: ast.FunctionDef) -> bool:
     return any("abstractmethod" in ast.unparse(line) for line in function.decorator_list)
 
 
+def is_static(function: ast.FunctionDef) -> bool:
+    return any(ast.unparse(line) == "staticmethod" for line in function.decorator_list)
+
+
+def names_of_values(tree: ast.Module) -> str:
+    """Types that list their values (`KVDim = Literal[...]`), with what is said of them."""
+    text = ""
+    for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Literal["):
+            said = after.value if isinstance(after, ast.Expr) else None
+            about = inspect.cleandoc(str(said.value)) if isinstance(said, ast.Constant) else ""
+            text += f"**`{ast.unparse(node.targets[0])}`**"
+            text += (f": {about}" if about else "") + "\n\n" + block([ast.unparse(node)])
+    return text
+
+
 def fields(node: ast.ClassDef) -> list[str]:
     """Annotated attributes, `name: type = default`."""
     return [ast.unparse(item) for item in node.body if isinstance(item, ast.AnnAssign)]
@@ -143,7 +159,8 @@ def contract_class(node: ast.ClassDef) -> str:
     for item in node.body:
         if isinstance(item, ast.FunctionDef):
             kept = "must be implemented" if is_abstract(item) else "has a default"
-            text += f"#### `{signature(item)}`\n\n*{kept.capitalize()}.* {doc(item)}\n\n"
+            static = ", as a `@staticmethod`: called on the class" if is_static(item) else ""
+            text += f"#### `{signature(item)}`\n\n*{kept.capitalize()}{static}.* {doc(item)}\n\n"
     return text
 
 
@@ -178,7 +195,7 @@ def section(kind: Kind) -> str:
             continue
         bases = {ast.unparse(base) for base in node.bases}
         text += contract_class(node) if bases & {"ABC", contract.name} else data_class(node)
-    return text
+    return text + names_of_values(tree)
 
 
 def page() -> str:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import torch
 
 KVDim = Literal["kv", "block", "token", "head", "dim"]
+"""A dimension of a layer's KV pool: kv (keys, then values), block, token (of the block), head (of
+the KV heads), dim (of the head)."""
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,12 @@ import pytest
 
 import octavo
 from octavo import SamplingParams
+from octavo.core.llm import NOT_IN_LLM
+from octavo.core.sampling_params import NOT_IN_PARAMS
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from octavo import LLM
 
 TURNS = [{"role": "user", "content": "What is the capital of France? Answer briefly."}]
@@ -36,3 +40,34 @@ def test_clone_shares_nothing() -> None:
     second = first.clone()
     second.stop.append("b")
     assert (first.stop, second.stop) == (["a"], ["a", "b"])
+
+
+@pytest.mark.parametrize("name", NOT_IN_LLM)
+def test_methods_that_are_not_there_say_what_is(name: str, repository: Path) -> None:
+    llm = octavo.LLM.__new__(octavo.LLM)
+    assert not hasattr(llm, name)
+    with pytest.raises(AttributeError, match=f"LLM.{name} is not built: "):
+        getattr(llm, name)
+    assert name in (repository / "docs" / "from-vllm.md").read_text()
+
+
+def test_other_attributes_are_absent_as_ever() -> None:
+    llm = octavo.LLM.__new__(octavo.LLM)
+    with pytest.raises(AttributeError, match="'LLM' object has no attribute 'generat'"):
+        llm.generat  # noqa: B018
+
+
+@pytest.mark.parametrize("name", NOT_IN_PARAMS)
+def test_parameters_that_are_not_there_say_what_is(name: str, repository: Path) -> None:
+    with pytest.raises(TypeError, match=f"SamplingParams has no '{name}': "):
+        octavo.SamplingParams(**{name: 1})
+    assert name in (repository / "docs" / "from-vllm.md").read_text()
+
+
+def test_token_ids_are_prompts() -> None:
+    llm = octavo.LLM.__new__(octavo.LLM)
+    with pytest.raises(octavo.RequestError, match="token ids are given as prompts") as caught:
+        llm.generate(prompt_token_ids=[[1, 2]])
+    assert caught.value.param == "prompt_token_ids"
+    with pytest.raises(octavo.RequestError, match="expected a prompt or a list of prompts"):
+        llm.generate()

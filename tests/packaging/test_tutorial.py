@@ -56,6 +56,7 @@ def test_every_block_works(repository: Path, tmp_path: Path, run: Run) -> None:
     assert len(checks) == 2
     assert all(" 0 broken" in output for output in checks)
     assert "Requests that a user may send in a row." in outputs[-1]
+    assert "users take turns, each one's requests by order of arrival" in outputs[-1]
 
     # What the page says of a planted fault.
     code = tmp_path / "octavo-take-turns" / "octavo_take_turns" / "scheduler_policy.py"
