@@ -29,8 +29,8 @@ Tokens = Annotated[int, Field(gt=0, le=2**24)]
 BlockSize = Annotated[int, Field(gt=0, le=2**16)]
 Threads = Annotated[int, Field(gt=0, le=4096)]
 MAX_BYTES = 2**50
-MAX_BLOCKS = 2**31 - 2
-"""Block ids are int32, and one is the null block."""
+MAX_BLOCKS = 2**26
+"""What block ids (int32) and the bookkeeping of every block, some 30 bytes, have room for."""
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 

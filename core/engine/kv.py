@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo.core.capacity import breakdown, no_room, size, too_long
-from octavo.core.config.models import KVCacheConfig
+from octavo.core.config.models import MAX_BLOCKS, KVCacheConfig
 from octavo.core.contracts.eviction_policy import EvictionPolicyContext
 from octavo.core.contracts.executor import WorkerReport
 from octavo.core.contracts.kv_cache_manager import KVCacheManager, KVCacheManagerContext
@@ -57,12 +57,28 @@ def size_pools(
         swap_space = 0
     elif swap_space is None:
         swap_space = min(DEFAULT_SWAP_SPACE, device.num_blocks * worker.block_bytes)
-    return Pools(
+    pools = Pools(
         device.num_blocks,
         device.reason,
         swap_space // worker.block_bytes,
         kv.host_cache_bytes // worker.block_bytes,
     )
+    _check_most(pools, worker)
+    return pools
+
+
+def _check_most(pools: Pools, worker: WorkerReport) -> None:
+    """Before anything is made for every block."""
+    for reason, count in (
+        (pools.reason, pools.num_blocks),
+        ("preemption.swap_space", pools.num_swap_blocks),
+        ("kv_cache.host_cache_bytes", pools.num_host_cache_blocks),
+    ):
+        if count > MAX_BLOCKS:
+            raise CapacityError(
+                f"{reason}: expected at most {MAX_BLOCKS:,} KV blocks, got {count:,} of "
+                f"{size(worker.block_bytes)} each ({size(count * worker.block_bytes)})"
+            )
 
 
 def _size_device_pool(kv: KVCacheConfig, worker: WorkerReport, room: Room) -> Pools:

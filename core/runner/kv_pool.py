@@ -122,7 +122,8 @@ class KVPool:
             wanted = num_blocks * block_bytes(specs, layouts, block_size, dtype)
             raise CapacityError(
                 f"no memory for a KV pool of {num_blocks} blocks ({wanted / 2**20:.0f} MiB): "
-                f"{error}. Lower kv_cache.memory_utilization or set kv_cache.memory_bytes"
+                f"{error}. Lower kv_cache.memory_utilization, or what is set of "
+                "kv_cache.memory_bytes, kv_cache.num_blocks and kv_cache.block_size"
             ) from error
 
     def clear_null_block(self) -> None:

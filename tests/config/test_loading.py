@@ -200,7 +200,7 @@ VALUES = {
                 "1000000000000",
                 "a number of at most 16777216 or 'auto', got 1000000000000",
             ),
-            ("kv_cache.num_blocks", "9000000000000000000", "a number of at most 2147483646, got"),
+            ("kv_cache.num_blocks", "9000000000000000000", "a number of at most 67108864, got"),
             ("kv_cache.block_size", "1000000000", "a number of at most 65536 or 'auto', got 1000"),
         )
     },

@@ -112,6 +112,27 @@ def test_a_length_that_was_asked_for_and_does_not_fit(start):
         start(model={"max_model_len": 200}, kv_cache={"memory_bytes": 3500})
 
 
+@pytest.mark.parametrize(
+    ("key", "section"),
+    [
+        ("kv_cache.memory_bytes", {"kv_cache": {"memory_bytes": 2**40}}),
+        ("kv_cache.host_cache_bytes", {"kv_cache": {"host_cache_bytes": 2**40}}),
+        (
+            "preemption.swap_space",
+            {"preemption": {"policy": "swap", "swap_space": 2**40}},
+        ),
+    ],
+)
+def test_more_blocks_than_can_be_kept_in_mind(start, key, section):
+    with pytest.raises(CapacityError) as caught:
+        start(**section)
+    assert str(caught.value) == (
+        f"{key}: expected at most 67,108,864 KV blocks, got 1,099,511,627 of 1000 B each "
+        "(1024.00 GiB)"
+    )
+    assert not start.executor.allocated
+
+
 def test_on_a_device_the_sum_is_broken_down(start):
     memory = DeviceMemory(100_000, 0.5, 20_000, 10_000, 5_000, 1_000, 8_000)
     with pytest.raises(CapacityError) as caught:
