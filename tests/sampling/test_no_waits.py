@@ -181,7 +181,8 @@ def test_samplers_with_kernels(unlaunched, monkeypatch, kind, rows):
 
         names = ("top_k_mask_logits", "top_p_renorm_probs")
         functions = {name: lambda values, threshold: values.clone() for name in names}
-        monkeypatch.setattr(filters.flashinfer, "sampling", SimpleNamespace(**functions))
+        library = SimpleNamespace(get_sampling_module=lambda: None, **functions)
+        monkeypatch.setattr(filters.flashinfer, "sampling", library)
     with asynchronous_device() as device:
         sampler = Kind(NoOptions(), SamplerContext(V, SLOTS, device))
         logits = torch.zeros(len(ROWS[rows]), V, device=device)
