@@ -46,10 +46,10 @@ editors. `config show` takes what `octavo serve` takes, and prints the YAML that
 stands for; with `--given` only that, deciding nothing:
 `octavo config show --given MODEL --max-num-seqs 64`.
 
-Values are taken as YAML has them: `true` and `"64"` are no numbers, `1` and `"no"` are neither true
-nor false, and a whole number may be written `1e9`. Only a file with flag names reads numbers in
-quotes, as the command line does. What stands in a list (`observers`, `routes`, `logits_processors`)
-may stand there twice only with other options.
+Values are taken as YAML has them ([why](decisions/2026-11-30-plain-values.md)): `true` and `"64"`
+are no numbers, `1` and `"no"` are neither true nor false, and a whole number may be written `1e9`.
+Only a file with flag names reads numbers in quotes, as the command line does. What stands in a list
+(`observers`, `routes`, `logits_processors`) may stand there twice only with other options.
 
 A *choice* is the name of an implementation, or a mapping with `name` and that implementation's own
 options. The name `auto` takes the best that is available, by the implementations' own probes;
