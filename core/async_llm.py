@@ -17,7 +17,7 @@ from octavo.core.errors import EngineDeadError, OctavoError, RequestError, failu
 from octavo.core.messages import EngineOutputs
 from octavo.core.outputs import RequestOutput
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.text.chat import Conversation, chat_text, render_chat
+from octavo.core.text.chat import Conversation, chat_prompt, chat_text
 from octavo.core.text.detokenizer import TokenTable
 from octavo.core.text.inputs import InputProcessor, PreparedRequest, Prompt
 from octavo.core.text.output_processor import OutputProcessor
@@ -248,29 +248,11 @@ class AsyncLLM:
         if update is not None:
             mailbox.put(update)
 
-    async def render_chat(
-        self,
-        messages: Conversation,
-        *,
-        chat_template: str | None = None,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """A prompt for `generate` (with `prompt` and `prompt_token_ids`) from a conversation."""
-        await self.start()
-        return await self._in_pool(
-            lambda: render_chat(
-                self.inputs,
-                messages,
-                template=chat_template,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tools=tools,
-                kwargs=chat_template_kwargs,
-            )
-        )
+    async def render_chat(self, messages: Conversation, **template: Any) -> dict[str, Any]:
+        """A prompt for `generate` (with `prompt` and `prompt_token_ids`) from a conversation.
+        template: keywords of `chat_text`."""
+        text = await self.chat_text(messages, **template)
+        return await self._in_pool(lambda: chat_prompt(self.inputs, text))
 
     async def chat_text(
         self,

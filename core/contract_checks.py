@@ -175,9 +175,4 @@ def _name(item: Any) -> str:
 
 
 def _error(registered: Registered, message: str) -> ContractError:
-    return ContractError(
-        f"{registered}: {message}",
-        kind=registered.kind,
-        name=registered.name,
-        distribution=registered.distribution,
-    )
+    return registered.error(ContractError, f"{registered}: {message}")

@@ -70,12 +70,7 @@ class Blaming:
         what = (
             str(error) if isinstance(error, ReturnedWrong) else f"{type(error).__name__}: {error}"
         )
-        raise PluginFault(
-            f"{culprit} failed: {what}",
-            kind=culprit.kind,
-            name=culprit.name,
-            distribution=culprit.distribution,
-        ) from error
+        raise culprit.error(PluginFault, f"{culprit} failed: {what}") from error
 
 
 class PluginTimes:

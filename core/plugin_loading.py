@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import pluggy
 
@@ -33,6 +33,9 @@ from octavo.core.errors import (
 
 GROUP = "octavo"
 BUILT_IN = "octavo"
+
+
+E = TypeVar("E", bound=PluginError)
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,10 @@ class Registered:
     def __str__(self) -> str:
         return f"{self.kind} '{self.name}' ({self.source})"
 
+    def error(self, error: type[E], message: str) -> E:
+        """An exception about it; the message is taken as it is."""
+        return error(message, kind=self.kind, name=self.name, distribution=self.distribution)
+
 
 # ---- importing ----------------------------------------------------------------------------------
 
@@ -123,12 +130,7 @@ def import_error(entry: Registered) -> Callable[[str], PluginImportError]:
     """Makes a `PluginImportError` about an implementation."""
 
     def make(message: str) -> PluginImportError:
-        return PluginImportError(
-            f"{entry}: {message}",
-            kind=entry.kind,
-            name=entry.name,
-            distribution=entry.distribution,
-        )
+        return entry.error(PluginImportError, f"{entry}: {message}")
 
     return make
 

@@ -20,12 +20,10 @@ def options_model(entry: Registered) -> type[BaseModel]:
     if isinstance(model, str):
         model = import_string(model, "options model", import_error(entry))
     if not isinstance(model, type) or not issubclass(model, BaseModel):
-        raise ContractError(
+        raise entry.error(
+            ContractError,
             f"{entry}: its options model is {model!r}, expected a subclass of "
             f"{Options.__module__}.Options",
-            kind=entry.kind,
-            name=entry.name,
-            distribution=entry.distribution,
         )
     return model
 
@@ -42,12 +40,10 @@ def validate_options(
         found = problems(exc, model, values, thing="option")
         first = found[0]
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise PluginOptionsError(
+        raise entry.error(
+            PluginOptionsError,
             f"{place((*path, *first.path), origin)}{first.message}{more} "
             f"[options of {entry.kind} '{entry.name}']",
-            kind=entry.kind,
-            name=entry.name,
-            distribution=entry.distribution,
         ) from None
 
 

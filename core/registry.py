@@ -276,11 +276,9 @@ class Registry:
         entry = self._known(kind, name, path, origin)
         answer = availability(entry, ctx)
         if not answer:
-            raise PluginUnavailable(
+            raise entry.error(
+                PluginUnavailable,
                 f"{place(path, origin)}{kind} '{name}' cannot be used here: {answer.reason}",
-                kind=kind,
-                name=name,
-                distribution=entry.distribution,
             )
         return entry
 
@@ -292,7 +290,7 @@ class Registry:
         self._refuse_conflict(entry)
         problem = version_problem(entry, KINDS[kind])
         if problem:
-            raise ContractError(problem, kind=kind, name=name, distribution=entry.distribution)
+            raise entry.error(ContractError, problem)
         return entry
 
     def _refuse_conflict(self, entry: Registered) -> None:
@@ -425,9 +423,7 @@ class Registry:
         entry, kind = selection.registered, KINDS[selection.kind]
         problem = version_problem(entry, kind)
         if problem:
-            raise ContractError(
-                problem, kind=entry.kind, name=entry.name, distribution=entry.distribution
-            )
+            raise entry.error(ContractError, problem)
         factory = self.factory(selection)
         try:
             made = factory(selection.options, context)
@@ -436,12 +432,8 @@ class Registry:
         except ImportError as exc:
             raise import_error(entry)(f"cannot be made: {explain(exc, '')}") from exc
         except (Exception, SystemExit) as exc:
-            raise PluginError(
-                f"{entry}: cannot be made: {type(exc).__name__}: {exc}",
-                kind=entry.kind,
-                name=entry.name,
-                distribution=entry.distribution,
-            ) from exc
+            message = f"{entry}: cannot be made: {type(exc).__name__}: {exc}"
+            raise entry.error(PluginError, message) from exc
         check_class(type(made), kind, entry)
         self.made.add(made, entry)
         if self.times is not None:

@@ -16,7 +16,11 @@ Conversation = Sequence[Mapping[str, Any]]
 def render_chat(inputs: InputProcessor, messages: Conversation, **keywords: Any) -> dict[str, Any]:
     """A prompt (`prompt` and `prompt_token_ids`) from a conversation. keywords: of `chat_text`.
     The template writes the special tokens itself. Raises `RequestError` and `RequestTooLong`."""
-    text = chat_text(inputs.tokenizer, messages, **keywords)
+    return chat_prompt(inputs, chat_text(inputs.tokenizer, messages, **keywords))
+
+
+def chat_prompt(inputs: InputProcessor, text: str) -> dict[str, Any]:
+    """A prompt from what the template made. Raises `RequestTooLong`."""
     return {
         "prompt": text,
         "prompt_token_ids": inputs.encode_prompt(text, add_special_tokens=False),
