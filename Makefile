@@ -33,7 +33,7 @@ help:
 	@echo "make gpu-test  tests that need a CUDA device, with PYTHON as it is (skipped without one)"
 	@echo "make gpu-bench what a GPU does with Octavo, in seven minutes (BENCH_ARGS: octavo bench gpu --help)"
 	@echo "make gpu-site  what GPU_PYTHON_VERSION may lack for both, into build/gpu-site"
-	@echo "make lint      ruff and mypy"
+	@echo "make lint      ruff, mypy, and whether docs/surface.json is what the code offers"
 	@echo "make format    let ruff reformat"
 	@echo "make docs      regenerate the parts of docs/ that are derived from the code"
 	@echo "make clean     remove $(VENV), build output and caches"
@@ -76,12 +76,14 @@ gpu-site: $(VENV)/.created
 
 # mypy does not follow an editable install, so it checks a tree of links laid out as the package is.
 lint: $(VENV)/.installed-dev
+	$(call say,"the public surface against docs/surface.json")
+	@$(BIN)/python tools/freeze_surface.py --check
 	$(call say,"ruff")
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(call say,"mypy")
 	@$(BIN)/python tools/link_tree.py
 	@cd build/typing && MYPYPATH=. $(abspath $(BIN))/mypy --config-file ../../pyproject.toml \
-	    -p octavo.core -p octavo.plugins -p octavo.server
+	    -p octavo.core -p octavo.plugins -p octavo.server -p octavo.bench
 
 format: $(VENV)/.installed-dev
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

@@ -248,10 +248,25 @@ class AsyncLLM:
         if update is not None:
             mailbox.put(update)
 
-    async def render_chat(self, messages: Conversation, **template: Any) -> dict[str, Any]:
-        """A prompt for `generate` (with `prompt` and `prompt_token_ids`) from a conversation.
-        template: keywords of `chat_text`."""
-        text = await self.chat_text(messages, **template)
+    async def render_chat(
+        self,
+        messages: Conversation,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """A prompt for `generate` (with `prompt` and `prompt_token_ids`) from a conversation."""
+        text = await self.chat_text(
+            messages,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
         return await self._in_pool(lambda: chat_prompt(self.inputs, text))
 
     async def chat_text(

@@ -152,7 +152,7 @@ class Session:
         """The data of every side's rounds, and the values of pairs of rounds of the first side:
         the same lengths and times, one right after the other."""
         data: list[list[dict[str, Any]]] = [[] for _ in self.sides]
-        pairs = []
+        pairs: list[Any] = []
         total = count * len(self.sides) + min(self.plan.noise_rounds, (count + 1) // 2)
         with self._bar(total) as bar:
             for number, index in turns(len(self.sides), count):
@@ -217,14 +217,14 @@ class Session:
         self._tell("comparing outputs")
         tops = [TOP[side.facts["kind"]] for side in self.sides]
         greedy = [
-            self._ask(lambda s, top=top: s.greedy(calls, top), side)
+            self._ask(side, side.greedy, calls, top)
             for side, top in zip(self.sides, tops, strict=True)
         ]
         sampled: list[Any] = [None] * len(self.sides)
         if plan.check_samples:
             few = calls[:2]
             sampled = [
-                self._ask(lambda s, n=n: s.sample(few, plan.check_samples, 1000 * n), side)
+                self._ask(side, side.sample, few, plan.check_samples, 1000 * n)
                 for n, side in enumerate(self.sides)
             ]
         checks = []
@@ -238,10 +238,10 @@ class Session:
             checks.append(check)
         return checks
 
-    def _ask(self, question: Callable[[Any], Any], side: Side) -> Any:
+    def _ask(self, side: Side, question: Callable[..., Any], *arguments: Any) -> Any:
         """A server may lack what a check needs; that is a note, not an end."""
         try:
-            return question(side)
+            return question(*arguments)
         except SideError as error:
             if side.facts["kind"] != "server":
                 raise
