@@ -33,6 +33,7 @@ from octavo.core.errors import (
 
 GROUP = "octavo"
 BUILT_IN = "octavo"
+EXPECTED = "expected functions marked @octavo.hookimpl, or classes that inherit from a contract"
 
 
 E = TypeVar("E", bound=PluginError)
@@ -265,9 +266,10 @@ class Hooks:
                     f"{source}: hook {hook} failed: {explain(exc, '')}",
                     distribution=source.distribution,
                 ) from exc
-            found += self._providers(hook, providers, source)
+            offered = list(self._providers(hook, providers, source))
+            found += offered
             if trace:
-                names = ", ".join(provider.name for provider in providers)
+                names = ", ".join(entry.name for entry in offered)
                 print(f"octavo hook {hook}: {source} offers {names or 'nothing'}", file=sys.stderr)
         return found
 
@@ -290,10 +292,12 @@ class Hooks:
 
     def _providers(self, hook: str, providers: Any, source: Source) -> Iterator[Registered]:
         kind = self._kinds[hook]
-        for provider in providers if isinstance(providers, Iterable) else [providers]:
+        several = isinstance(providers, Iterable)
+        for provider in providers if several else [providers]:
             if not isinstance(provider, Provider):
+                held = f" that holds {provider!r:.80}" if several else ""
                 raise ContractError(
-                    f"{source}: hook {hook} returned {type(provider).__name__}, "
+                    f"{source}: hook {hook} returned {type(providers).__name__}{held}, "
                     "expected a list of Provider",
                     kind=kind.name,
                     distribution=source.distribution,
@@ -316,10 +320,7 @@ def from_object(item: Any, source: Source, hooks: Hooks) -> list[Registered]:
     if isinstance(item, ModuleType):
         found = hooks.register(item, source) or list(_classes_of(item, source))
         if not found:
-            raise PluginError(
-                f"{source}: offers nothing; expected functions marked @octavo.hookimpl, or classes "
-                "that inherit from a contract"
-            )
+            raise PluginError(f"{source}: offers nothing{_incomplete(item)}; {EXPECTED}")
         return found
     kind = kind_of(item)
     if kind is not None:
@@ -358,12 +359,30 @@ def _pair(item: tuple[Any, ...], source: Source) -> Registered:
 
 
 def _classes_of(module: ModuleType, source: Source) -> Iterator[Registered]:
-    """Concrete classes of a contract that are defined in a module."""
-    for value in list(vars(module).values()):
-        if isinstance(value, type) and value.__module__ == module.__name__:
-            kind = kind_of(value)
-            if kind is not None and not inspect.isabstract(value):
-                yield Registered(provider_of(value), kind.name, source)
+    """Complete classes of a contract that a module, or a package's own modules, define."""
+    for cls, kind in _contract_classes(module):
+        if not inspect.isabstract(cls):
+            yield Registered(provider_of(cls), kind.name, source)
+
+
+def _contract_classes(module: ModuleType) -> Iterator[tuple[Any, Kind]]:
+    """The classes of a contract that are a module's own; a package may bring those of its modules
+    to its top."""
+    classes = dict.fromkeys(value for value in vars(module).values() if isinstance(value, type))
+    for cls in classes:
+        kind = kind_of(cls)
+        if kind is not None and f"{cls.__module__}.".startswith(f"{module.__name__}."):
+            yield cls, kind
+
+
+def _incomplete(module: ModuleType) -> str:
+    """Which classes of a module lack what their contract asks for, for a message."""
+    lacking = [
+        f"class {cls.__name__} lacks {', '.join(sorted(cls.__abstractmethods__))} of {kind.name}"
+        for cls, kind in _contract_classes(module)
+        if inspect.isabstract(cls)
+    ]
+    return f" that is complete: {'; '.join(lacking)}" if lacking else ""
 
 
 def kind_of(item: Any) -> Kind | None:
@@ -383,15 +402,18 @@ def provider_of(item: Any) -> Provider[Any]:
     factory: Callable[..., Any] = (
         _class_factory(item) if isinstance(item, type) else (lambda options, context: item)
     )
-    options = getattr(cls, "Options", None)
+    options = getattr(cls, "Options", NoOptions)
+    if not isinstance(options, type) or not issubclass(options, Options):
+        raise ContractError(
+            f"{describe(item)}: its attribute Options must be a class that inherits from "
+            f"octavo.core.contracts.Options, got {options!r:.80}"
+        )
     summary = (inspect.getdoc(cls) or "").partition("\n")[0] if "__doc__" in vars(cls) else ""
     kind = kind_of(item)
     return Provider(
         name=name,
         factory=factory,
-        options=options
-        if isinstance(options, type) and issubclass(options, Options)
-        else NoOptions,
+        options=options,
         contract_version=kind.version if kind else "1",
         summary=summary,
     )
@@ -407,7 +429,9 @@ def _class_factory(cls: type[Any]) -> Callable[..., Any]:
         for p in parameters
         if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
     ]
-    if len(required) >= 2 or any(p.kind is p.VAR_POSITIONAL for p in parameters):
+    swapped = [p.name for p in parameters[:2]] == ["context", "options"]
+    by_place = len(required) >= 2 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if by_place and not swapped:
         return cls
     if named:
         return lambda options, context: cls(

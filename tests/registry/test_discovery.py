@@ -224,6 +224,81 @@ def test_load_errors(folder):
         Registry.discover(load=["empty"])
 
 
+INCOMPLETE = """
+from octavo.core.contracts.scheduler_policy import SchedulerPolicy
+class Mine(SchedulerPolicy):
+    def add(self, request): pass
+    def remove(self, handle): return False
+    def peek(self): return None
+    def __len__(self): return 0
+"""
+
+
+def test_a_class_that_lacks_a_method_is_named_with_what_it_lacks(folder):
+    file = folder.module("unfinished", INCOMPLETE)
+    with pytest.raises(
+        PluginError,
+        match="offers nothing that is complete: class Mine lacks pop of scheduler_policy; expected",
+    ):
+        Registry.discover(load=[str(file)])
+
+
+def test_an_entry_point_that_offers_nothing_says_so(folder):
+    folder.policy("fine-one", "fine_one")
+    folder.distribution("forgetful", "1", {"forgetful": "fine_one:Policy"})
+    registry = Registry.discover()
+    (failure,) = registry.failures
+    assert failure.message == (
+        "offers nothing; expected the name of a module with functions marked @octavo.hookimpl"
+    )
+    with pytest.raises(PluginImportError, match="'forgetful' 1 offers nothing; expected the name"):
+        registry.select("scheduler_policy", Choice(name="forgetful"))
+
+
+def test_a_name_that_is_not_known_tells_what_was_left_out(folder, monkeypatch):
+    folder.policy("acme", "acme_policy")
+    wanted = Choice(name="acme_policy")
+    left_out = (
+        r"there is no scheduler_policy 'acme_policy'.*left out: entry point 'acme' of distr.* by "
+    )
+    with pytest.raises(PluginNotFound, match=left_out + r"plugins\.disable"):
+        Registry.discover(disable=["acme"]).select("scheduler_policy", wanted)
+    with pytest.raises(PluginNotFound, match=left_out + r"plugins\.only"):
+        Registry.discover(only=["other"]).select("scheduler_policy", wanted)
+    monkeypatch.setenv("OCTAVO_PLUGINS", "other")
+    with pytest.raises(PluginNotFound, match=left_out + "OCTAVO_PLUGINS"):
+        Registry.discover().select("scheduler_policy", wanted)
+
+
+def test_a_package_offers_the_classes_that_it_brings_to_its_top(folder):
+    package = folder.path / "brings"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "from brings.policy import Mine, Mine as Again\n"
+        "from octavo.plugins.scheduler_policies.fcfs import FcfsPolicy\n"
+    )
+    (package / "policy.py").write_text(INCOMPLETE + "    def pop(self): raise IndexError\n")
+    registry = Registry.discover(load=["brings"])
+    offered = [e for e in registry.entries("scheduler_policy") if e.where == "module brings"]
+    assert [entry.name for entry in offered] == ["mine"]
+
+
+@pytest.mark.parametrize("returned", ["provider", "[provider]", "iter([provider])"])
+def test_traced_hooks_say_what_they_offer(folder, monkeypatch, capsys, returned):
+    folder.module(
+        "traced",
+        f"""
+        from octavo.core.contracts import Provider, hookimpl
+        provider = Provider(name="shown", factory="nowhere:Policy")
+        @hookimpl
+        def octavo_scheduler_policies(): return {returned}
+        """,
+    )
+    monkeypatch.setenv("OCTAVO_TRACE_HOOKS", "1")
+    assert "shown" in Registry.discover(load=["traced"]).providers("scheduler_policy")
+    assert "module traced offers shown\n" in capsys.readouterr().err
+
+
 # ---- objects ------------------------------------------------------------------------------------
 
 
@@ -245,6 +320,22 @@ def test_class_instance_pair_and_module_as_objects():
     assert made(registry, "defaulted").gamma == 2.0
     entry = registry.providers("scheduler_policy")["by_hook"]
     assert entry.where == "module some_module"
+
+
+def test_options_that_are_no_options_model_are_refused():
+    class Odd(Tiny):
+        Options = dict
+
+    with pytest.raises(ContractError, match=r"class .*Odd: its attribute Options must be a class"):
+        Registry.discover(objects=[Odd])
+
+
+def test_a_class_may_take_the_context_first():
+    class Swapped(Tiny):
+        def __init__(self, context, options):
+            self.got = (options, context)
+
+    assert made(Registry.discover(objects=[Swapped]), "swapped").got[1] == "ctx"
 
 
 def test_class_factories_by_number_of_arguments():
@@ -377,7 +468,8 @@ def test_hook_that_does_not_exist_raises_or_returns_nonsense(folder):
         "typo_hook": "there is no hook 'octavo_sampler'; did you mean 'octavo_samplers'?",
         "raises_hook": "hook octavo_samplers failed: its dependency 'no_such_dependency' is not "
         "installed",
-        "nonsense_hook": "hook octavo_samplers returned str, expected a list of Provider",
+        "nonsense_hook": "hook octavo_samplers returned list that holds 'torch', expected a list "
+        "of Provider",
         "none_hook": "hook octavo_samplers returned NoneType, expected a list of Provider",
     }
 
