@@ -72,19 +72,20 @@ def shared_prefix(
     seq_lens: Int32, block_table: Int32, block_size: int, *, min_rows: int, min_pages: int
 ) -> SharedPrefix | None:
     """The longest run of leading blocks that the most numerous group of rows has in common (rows
-    that begin with the same block), without the last block of any of them; None when there are
-    fewer rows or pages than asked for."""
-    if len(seq_lens) < min_rows:
+    with the same block at the last of `min_pages` places), without the last block of any of them;
+    None when there are fewer rows or pages than asked for. Rows that are shorter, or that begin
+    alike and part earlier, belong to no group."""
+    # A row's last page is its own: its new token is written there.
+    long = np.flatnonzero((seq_lens - 1) // block_size >= min_pages)
+    if len(long) < min_rows:
         return None
-    _, inverse, counts = np.unique(block_table[:, 0], return_inverse=True, return_counts=True)
-    most = int(counts.argmax())
-    rows = np.flatnonzero((inverse == most) & (seq_lens > 0))
+    _, inverse, counts = np.unique(
+        block_table[long, min_pages - 1], return_inverse=True, return_counts=True
+    )
+    rows = long[inverse == int(counts.argmax())]
     if len(rows) < min_rows:
         return None
-    # A row's last page is its own: its new token is written there.
     limit = int((seq_lens[rows].min() - 1) // block_size)
-    if limit < min_pages:
-        return None
     tables = block_table[rows, :limit]
     same = (tables == tables[0]).all(axis=0)
     length = limit if same.all() else int(same.argmin())

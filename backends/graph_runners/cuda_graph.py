@@ -144,6 +144,11 @@ class CudaGraphRunner(GraphRunner):
                 f"graph runner cuda_graph captures nothing: attention {self._attention()} cannot "
                 "be captured; every pass runs by `compile`"
             )
+        elif not self._wanted:
+            self._note(
+                "graph runner cuda_graph captures nothing: all capture_sizes are above "
+                f"scheduler.max_num_seqs ({context.max_num_seqs}); every pass runs by `compile`"
+            )
         self._unusable = list(self._notes)
         self._sizes = self._wanted
         self._graphs: dict[int, _Graph] = {}

@@ -87,3 +87,17 @@ def test_the_shared_prefix_is_the_longest_one(prefix, own, others, seed):
             pages = -(-int(seq_lens[row]) // size)
             mine = rest.indices[rest.indptr[i] : rest.indptr[i + 1]].tolist()
             assert mine == block_table[row, len(found.pages) : pages].tolist()
+
+
+def test_rows_that_are_short_or_part_early_do_not_undo_a_shared_prefix():
+    size, pages = 4, 10
+    seq_lens = np.full(10, pages * size + 3, np.int32)
+    block_table = np.arange(10 * 11, dtype=np.int32).reshape(10, 11)
+    block_table[:8, :pages] = block_table[0, :pages]
+    block_table[8, 0] = block_table[9, 0] = block_table[0, 0]
+    seq_lens[9] = size + 1
+    found = shared_prefix(seq_lens, block_table, size, min_rows=8, min_pages=5)
+    assert found is not None
+    assert found.rows.tolist() == list(range(8))
+    assert found.others.tolist() == [8, 9]
+    assert found.pages.tolist() == block_table[0, :pages].tolist()

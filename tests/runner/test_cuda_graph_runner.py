@@ -194,6 +194,15 @@ def test_a_backend_that_cannot_be_captured(caplog):
     setup.decode(3, 1)
 
 
+def test_sizes_that_are_all_too_large_capture_nothing_and_say_so(caplog):
+    with caplog.at_level(logging.WARNING):
+        setup = Setup([4096])
+    assert "all capture_sizes are above scheduler.max_num_seqs" in caplog.text
+    setup.runner.warm_up()
+    assert setup.device.num_captures == 0
+    setup.decode(3, 1)
+
+
 def test_a_capture_that_fails_falls_back_and_names_what_was_inside(caplog):
     setup = Setup(fails_at=2)
     with caplog.at_level(logging.WARNING):
