@@ -83,7 +83,8 @@ lint: $(VENV)/.installed-dev
 	$(call say,"mypy")
 	@$(BIN)/python tools/link_tree.py
 	@cd build/typing && MYPYPATH=. $(abspath $(BIN))/mypy --config-file ../../pyproject.toml \
-	    -p octavo.core -p octavo.plugins -p octavo.server -p octavo.bench
+	    -p octavo.core -p octavo.kernels -p octavo.engine -p octavo.frontend -p octavo.testing \
+	    -p octavo.plugins -p octavo.server -p octavo.bench
 
 format: $(VENV)/.installed-dev
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
@@ -92,7 +93,7 @@ docs: $(VENV)/.installed-dev
 	@$(BIN)/python tools/make_docs.py
 	@$(BIN)/python tools/freeze_surface.py
 	@$(BIN)/python -m octavo.core.config.reference > docs/configuration.md
-	@$(BIN)/python -m octavo.server.reference docs/server.md
+	@$(BIN)/python -m octavo.server.command_line.reference docs/server.md
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

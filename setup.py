@@ -8,7 +8,18 @@ from pathlib import Path
 
 from setuptools import setup
 
-TOP = ("core", "plugins", "backends", "models", "server", "bench")
+TOP = (
+    "core",
+    "kernels",
+    "engine",
+    "frontend",
+    "testing",
+    "plugins",
+    "backends",
+    "models",
+    "server",
+    "bench",
+)
 DATA = ("py.typed", "c", "cpp", "h", "html", "css", "js", "svg", "jinja", "yaml", "json")
 
 
@@ -16,12 +27,12 @@ def subpackages(folder: Path, name: str) -> dict[str, str]:
     """Every folder with an `__init__.py` below `folder`, as {package name: path}."""
     found = {name: folder.as_posix()}
     for child in sorted(p for p in folder.iterdir() if (p / "__init__.py").is_file()):
-        if (folder.name, child.name) != ("core", "public"):
+        if (folder.name, child.name) != ("frontend", "public"):
             found |= subpackages(child, f"{name}.{child.name}")
     return found
 
 
-package_dir = {"octavo": "core/public"}
+package_dir = {"octavo": "frontend/public"}
 for top in TOP:
     package_dir |= subpackages(Path(top), f"octavo.{top}")
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from octavo.bench.result_file import write_json
 from octavo.bench.server_process import ServerProcess
-from octavo.core.testing.model_folder import write_model_folder
+from octavo.testing.model_folder import write_model_folder
 
 PROMPT = "the quick brown fox jumps over it "
 
@@ -27,7 +27,7 @@ def settings(folder: Path, streams: int, max_tokens: int) -> dict[str, Any]:
     """A configuration whose engine has room for all streams at once."""
     return {
         "model": {"source": str(folder), "weight_source": "dummy"},
-        "plugins": {"load": ["octavo.core.testing.instant_executor"]},
+        "plugins": {"load": ["octavo.testing.instant_executor"]},
         "executor": {"kind": "instant"},
         "kv_cache": {"num_blocks": streams * (max_tokens // 16 + 8)},
         "scheduler": {"max_num_seqs": streams, "max_num_batched_tokens": 8192},
@@ -115,8 +115,8 @@ async def first_tokens(port: int, path: str, count: int) -> list[float]:
 
 async def first_tokens_inside(config: dict[str, Any], count: int) -> list[float]:
     """The same of the engine in this process."""
-    from octavo.core.async_llm import AsyncLLM
     from octavo.core.sampling_params import SamplingParams
+    from octavo.frontend.async_llm import AsyncLLM
 
     found = []
     async with AsyncLLM(config=config) as llm:

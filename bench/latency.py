@@ -18,12 +18,12 @@ from octavo.bench.result_file import write_json
 from octavo.bench.workloads.spec import WorkloadSpec
 
 if TYPE_CHECKING:
-    from octavo.core.engine.core import EngineCore
+    from octavo.engine.core import EngineCore
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """vLLM's names, and the flags of `serve` for the model and its engine."""
-    from octavo.server.cli_config import add_config_arguments
+    from octavo.server.command_line.config import add_config_arguments
 
     add_config_arguments(parser)
     own = parser.add_argument_group("benchmark")
@@ -84,8 +84,8 @@ def lines(result: dict[str, Any]) -> list[str]:
 def main(args: argparse.Namespace) -> int:
     """Run the command. Returns the exit status."""
     from octavo.core.config.resolve import resolve
-    from octavo.core.engine.builder import build_engine
-    from octavo.server.cli_config import config_from_args
+    from octavo.engine.builder import build_engine
+    from octavo.server.command_line.config import config_from_args
 
     config, registry = config_from_args(args)
     resolved = resolve(config, registry)

@@ -32,7 +32,7 @@ class PeerError(OctavoError):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The benchmark's own flags, and those of `serve` for the model and its engine."""
-    from octavo.server.cli_config import add_config_arguments
+    from octavo.server.command_line.config import add_config_arguments
 
     add_config_arguments(parser)
     own = parser.add_argument_group("benchmark")
@@ -173,7 +173,7 @@ def _checkpoint(source: Any, peers: Sequence[str]) -> str:
 def main(args: argparse.Namespace) -> int:
     """Run the benchmark that the command line asks for. Returns the exit status."""
     from octavo.core.config.resolve import resolve
-    from octavo.server.cli_config import config_from_args
+    from octavo.server.command_line.config import config_from_args
 
     for name in args.peers:
         if importlib.util.find_spec(name) is None:

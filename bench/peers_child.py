@@ -26,8 +26,8 @@ def octavo(settings: dict[str, Any]) -> tuple[Runner, dict[str, Any]]:
     from octavo.bench.throughput import run_requests
     from octavo.core.config.loading import load_config
     from octavo.core.config.resolve import resolve
-    from octavo.core.engine.builder import build_engine
     from octavo.core.registry import Registry
+    from octavo.engine.builder import build_engine
 
     registry = Registry.discover()
     config = load_config(mapping=settings["config"])

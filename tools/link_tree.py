@@ -13,7 +13,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TREE = ROOT / "build" / "typing"
-FOLDERS = ("core", "plugins", "backends", "models", "server", "bench")
+FOLDERS = (
+    "core",
+    "kernels",
+    "engine",
+    "frontend",
+    "testing",
+    "plugins",
+    "backends",
+    "models",
+    "server",
+    "bench",
+)
 
 
 def main() -> None:
@@ -22,7 +33,7 @@ def main() -> None:
     package.mkdir(parents=True)
     for folder in FOLDERS:
         (package / folder).symlink_to(ROOT / folder, target_is_directory=True)
-    for item in (ROOT / "core" / "public").iterdir():
+    for item in (ROOT / "frontend" / "public").iterdir():
         if item.name != "__pycache__":
             (package / item.name).symlink_to(item)
     write_metadata()

@@ -16,8 +16,8 @@ from pathlib import Path
 from octavo import backends, models, plugins
 from octavo.core.config.reference import reference
 from octavo.core.contracts import KINDS, Kind, provider
-from octavo.core.testing.conformance import SUITES, suite_of
-from octavo.core.testing.conformance.base import ConformanceSuite, promise_text, promises
+from octavo.testing.conformance import SUITES, suite_of
+from octavo.testing.conformance.base import ConformanceSuite, promise_text, promises
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGURATION = ROOT / "docs" / "configuration.md"
@@ -219,7 +219,7 @@ def page() -> str:
 PROMISES = """\
 # Conformance
 
-<!-- Written by `make docs` from core/testing/conformance/*.py; edit the docstrings there. -->
+<!-- Written by `make docs` from testing/conformance/*.py; edit the docstrings there. -->
 
 What an implementation of each contract must do, as suites that anybody can run. The built-in parts
 run the same ones, and so does what `octavo plugins new` writes; faults planted into built-in parts

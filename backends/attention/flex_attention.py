@@ -39,7 +39,7 @@ from octavo.core.contracts.attention_backend import (
 from octavo.core.contracts.model import AttentionSpec
 from octavo.core.contracts.provider import Platform
 from octavo.core.errors import PluginUnavailable
-from octavo.core.runner.upload import upload
+from octavo.kernels.upload import upload
 
 _CUDA_BLOCKS = (16, 32, 64, 128)
 

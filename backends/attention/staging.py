@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo.core.runner.upload import upload
+from octavo.kernels.upload import upload
 
 
 class Staged:

@@ -28,7 +28,7 @@ from octavo.core.contracts.attention_backend import (
 )
 from octavo.core.contracts.model import AttentionSpec
 from octavo.core.contracts.provider import Platform
-from octavo.core.runner.upload import upload
+from octavo.kernels.upload import upload
 
 _QUERY_SLICE = 256
 """Queries attended at once when a mask is needed, which bounds the mask's size."""

@@ -39,7 +39,7 @@ from octavo.core.contracts.attention_backend import (
 )
 from octavo.core.contracts.model import AttentionSpec
 from octavo.core.contracts.provider import Platform
-from octavo.core.runner.upload import pinned
+from octavo.kernels.upload import pinned
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ import flashinfer
 import torch
 
 from octavo.backends.triton.nucleus import cut_to_nucleus
-from octavo.core.sampling.selection import mass_needed, weights
+from octavo.kernels.selection import mass_needed, weights
 
 _MOVES = 2
 

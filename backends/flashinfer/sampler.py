@@ -17,8 +17,8 @@ from octavo.backends.flashinfer.support import load
 from octavo.backends.triton.sampler import DrawingSampler
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.sampler import SamplerContext
-from octavo.core.sampling.rows import Rows, Ways
-from octavo.core.sampling.selection import min_p_floor
+from octavo.kernels.rows import Rows, Ways
+from octavo.kernels.selection import min_p_floor
 
 
 class FlashInferSampler(DrawingSampler):

@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from octavo.backends.graph_runners.compiled import CompileRunner
 from octavo.backends.graph_runners.options import CudaGraphOptions
-from octavo.core.capacity import size as size_text
 from octavo.core.contracts.graph_runner import Captured, GraphRunner, GraphRunnerContext
+from octavo.engine.capacity import size as size_text
 
 logger = logging.getLogger(__name__)
 

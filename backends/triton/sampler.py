@@ -22,8 +22,8 @@ from octavo.core.contracts.sampler import (
     SamplerContext,
     SamplingBatch,
 )
-from octavo.core.runner.upload import upload
-from octavo.core.sampling.rows import Rows, Ways, take_rows, ways
+from octavo.kernels.rows import Rows, Ways, take_rows, ways
+from octavo.kernels.upload import upload
 
 
 class DrawingSampler(Sampler):

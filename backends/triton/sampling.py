@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from octavo.backends.triton.launch import EXACT, power_of_2
-from octavo.core import random
+from octavo.kernels import random
 
 FOURS = 256
 """Blocks of four tokens, which share a call of the generator, in a part."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.core.config.models import EngineConfig
-from octavo.core.engine.report import StartupReport
+from octavo.engine.report import StartupReport
 
 IRRELEVANT = ("server", "observability")
 """Sections that say nothing of an engine in a process of its own."""

@@ -20,10 +20,10 @@ from octavo.bench.compare.rounds import round_data
 from octavo.bench.load.engine import EngineDriver
 from octavo.bench.slo import Slo
 from octavo.bench.workloads.calls import Call
-from octavo.core.engine.core import EngineCore
 from octavo.core.errors import OctavoError
 from octavo.core.messages import EngineRequest
 from octavo.core.sampling_params import SamplingParams
+from octavo.engine.core import EngineCore
 
 TELL_S = 0.2
 
@@ -75,8 +75,8 @@ class Child:
         from octavo.bench.compare.differences import flat_config, plugin_versions
         from octavo.core.config.loading import load_config
         from octavo.core.config.resolve import resolve
-        from octavo.core.engine.builder import build_engine
-        from octavo.server.cli_config import registry_from_config
+        from octavo.engine.builder import build_engine
+        from octavo.server.command_line.config import registry_from_config
 
         config = load_config(file, overrides=overrides)
         self._registry = registry_from_config(config)
@@ -108,7 +108,7 @@ class Child:
         slo: dict[str, float | None],
     ) -> dict[str, Any]:
         """Run a workload from an empty prefix cache."""
-        from octavo.core.runner.memory import peak_resident, reset_peak_resident
+        from octavo.engine.worker.memory import peak_resident, reset_peak_resident
 
         self.engine.reset_prefix_cache()
         made = [_call(given) for given in calls]
@@ -196,12 +196,12 @@ class Child:
         if call.token_ids is not None:
             return call.token_ids
         if self._inputs is None:
-            from octavo.core.assembly import make_inputs, make_tokenizer
+            from octavo.frontend.assembly import make_inputs, make_tokenizer
 
             tokenizer = make_tokenizer(self._resolved, self._registry)
             self._inputs = make_inputs(self._resolved, tokenizer)
         if call.messages is not None:
-            from octavo.core.text.chat import render_chat
+            from octavo.frontend.text.chat import render_chat
 
             prompt = render_chat(self._inputs, list(call.messages))
             ids: Sequence[int] = prompt["prompt_token_ids"]

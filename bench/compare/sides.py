@@ -295,7 +295,7 @@ def _resolved(file: str, overrides: Sequence[str]) -> dict[str, Any]:
     from octavo.bench.compare.differences import flat_config
     from octavo.core.config.loading import load_config
     from octavo.core.config.resolve import resolve
-    from octavo.server.cli_config import registry_from_config
+    from octavo.server.command_line.config import registry_from_config
 
     config = load_config(file, overrides=overrides)
     return flat_config(resolve(config, registry_from_config(config)).config)

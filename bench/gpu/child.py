@@ -21,8 +21,8 @@ from typing import Any
 
 from octavo.bench.gpu.budget import Outcome, PartError
 from octavo.bench.gpu.parts import Part
-from octavo.core.engine_process.parent import watch
 from octavo.core.errors import OctavoError
+from octavo.engine.process.parent import watch
 
 OnFigure = Callable[[Outcome, Sequence[str]], object]
 

@@ -22,8 +22,8 @@ from octavo.core.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from octavo.core.config.resolve import Resolved
     from octavo.core.contracts.executor import Executor
-    from octavo.core.engine.core import EngineCore
     from octavo.core.registry import Registry
+    from octavo.engine.core import EngineCore
 
 BLOCK_SIZE = 16
 ROOM = 384
@@ -73,7 +73,7 @@ def settle(config: dict[str, Any]) -> tuple[Resolved, Registry]:
 def running(resolved: Resolved, registry: Registry) -> Iterator[tuple[EngineCore, dict[str, Any]]]:
     """An engine and its `start_facts`. Nothing of the one before it is left on the device, once the
     caller has let go of it."""
-    from octavo.core.engine.builder import build_engine
+    from octavo.engine.builder import build_engine
 
     _forget()
     free = _free_bytes()

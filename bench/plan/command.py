@@ -20,13 +20,13 @@ from octavo.bench.plan.capacity import (
 )
 from octavo.bench.result_file import write_json
 from octavo.core import envvars
-from octavo.core.capacity import size
 from octavo.core.config import model_facts
 from octavo.core.config.models import AUTO
 from octavo.core.contracts import Platform, ProbeContext
 from octavo.core.contracts.weight_source import WeightSource, WeightSourceContext
 from octavo.core.errors import ConfigError, ModelNotFound, PluginUnavailable
 from octavo.core.registry import Registry
+from octavo.engine.capacity import size
 from octavo.plugins.executors.accelerators import Accelerator, load, names
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -187,8 +187,8 @@ def _memory(
     """Memory of one device, and the pool's bytes where they follow a CPU's rules."""
     if device is not None:
         return device.memory_bytes, None
-    from octavo.core.runner.memory import free_host_memory
-    from octavo.core.runner.profile import kv_budget_cpu
+    from octavo.engine.worker.memory import free_host_memory
+    from octavo.engine.worker.profile import kv_budget_cpu
 
     empty = capacity(config, wish, 0, CPU, 0)
     blocks = wish.max_num_seqs * -(-wish.max_model_len // wish.block_size) + 1

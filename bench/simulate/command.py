@@ -28,7 +28,7 @@ from octavo.bench.simulate.traces import (
 from octavo.bench.slo import Slo
 from octavo.core.config.loading import load_config
 from octavo.core.errors import ConfigError
-from octavo.server.cli_config import registry_from_config
+from octavo.server.command_line.config import registry_from_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,7 +18,6 @@ from octavo.core.config.origin import Path as KeyPath
 from octavo.core.config.origin import dotted
 from octavo.core.contracts import KINDS, Platform, ProbeContext
 from octavo.core.contracts.weight_source import WeightSource, WeightSourceContext
-from octavo.core.device import cpu_threads, detect_platform
 from octavo.core.errors import (
     ConfigError,
     ModelNotFound,
@@ -29,6 +28,7 @@ from octavo.core.errors import (
     UnsupportedModel,
 )
 from octavo.core.registry import Registry, Selection
+from octavo.engine.device import cpu_threads, detect_platform
 
 NEEDS_MODEL = "needs a model"
 LISTS = {"logits_processor": "logits_processors", "observer": "observers"}

@@ -18,7 +18,7 @@ from octavo.core.contracts.provider import Provider, hookspec
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute
 
-    from octavo.core.async_llm import AsyncLLM
+    from octavo.frontend.async_llm import AsyncLLM
 
 
 @dataclass(frozen=True)

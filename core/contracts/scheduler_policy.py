@@ -1,6 +1,6 @@
 """Kind `scheduler_policy`: who is admitted next, who gives way, how large a chunk may be.
 
-Mechanics (budgets, seats, blocks, state) belong to `octavo.core.scheduler`; a policy orders.
+Mechanics (budgets, seats, blocks, state) belong to `octavo.engine.scheduler`; a policy orders.
 It runs in the engine process, on the engine thread, between steps.
 """
 

@@ -11,7 +11,7 @@ from octavo.core.contracts.logits_processor import (
     DeviceLogitsProcessor,
     LogitsProcessorContext,
 )
-from octavo.core.runner.upload import upload
+from octavo.kernels.upload import upload
 from octavo.plugins.logits_processors.slots import (
     SlotRows,
     Slots,

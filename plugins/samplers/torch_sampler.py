@@ -1,4 +1,4 @@
-"""Sampler `torch`: the reference, on any device. See `octavo.core.sampling.rows`."""
+"""Sampler `torch`: the reference, on any device. See `octavo.kernels.rows`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.sampler import SampledTokens, Sampler, SamplerContext, SamplingBatch
-from octavo.core.runner.upload import upload
-from octavo.core.sampling.rows import argmax, take_rows, ways
+from octavo.kernels.rows import argmax, take_rows, ways
+from octavo.kernels.upload import upload
 
 
 class TorchSampler(Sampler):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from octavo.bench.server_process import ServerProcess
-from octavo.core.testing.model_folder import write_model_folder
+from octavo.testing.model_folder import write_model_folder
 
 
 @pytest.fixture(scope="session")
@@ -18,7 +18,7 @@ def instant_config(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = write_model_folder(tmp_path_factory.mktemp("instant") / "model")
     return {
         "model": {"source": str(folder), "weight_source": "dummy"},
-        "plugins": {"load": ["octavo.core.testing.instant_executor"]},
+        "plugins": {"load": ["octavo.testing.instant_executor"]},
         "executor": {"kind": {"name": "instant", "step_s": 0.002}, "device": "cpu"},
         "kv_cache": {"num_blocks": 512},
         "scheduler": {"max_num_seqs": 8, "max_num_batched_tokens": 256},

@@ -13,8 +13,8 @@ from octavo.bench.load.engine import EngineDriver
 from octavo.bench.startup import StartError, start_once
 from octavo.bench.workloads.calls import Call
 from octavo.bench.workloads.spec import WorkloadSpec
-from octavo.core.testing.fake_engine import make_fake_engine
-from octavo.server.cli import main
+from octavo.server.command_line.main import main
+from octavo.testing.fake_engine import make_fake_engine
 
 
 def test_a_driver_notes_when_tokens_come_on_the_engines_clock() -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from octavo.bench.scheduler import Load, policy_choice
-from octavo.server.cli import main
+from octavo.server.command_line.main import main
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority,fair"])

@@ -14,7 +14,7 @@ from octavo.bench.serve import add_arguments, goodput, make_calls
 from octavo.bench.server_process import ServerError, ServerProcess
 from octavo.bench.slo import Slo
 from octavo.core.errors import ConfigError
-from octavo.server.cli import main
+from octavo.server.command_line.main import main
 
 
 def parsed(*given: str) -> argparse.Namespace:

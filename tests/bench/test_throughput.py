@@ -14,7 +14,7 @@ from octavo.bench.token_times import TokenTimes, summarize
 from octavo.bench.workload import Shape, random_prompts, requests
 from octavo.core.errors import ConfigError
 from octavo.core.messages import EngineOutputs, Finish
-from octavo.core.testing.fake_engine import make_fake_engine
+from octavo.testing.fake_engine import make_fake_engine
 
 
 def outputs(handles: list[int], finished: list[Finish] | None = None) -> EngineOutputs:

@@ -8,9 +8,9 @@ import pytest
 
 from octavo.core.config import load_config
 from octavo.core.config.resolve import resolve
-from octavo.core.engine.builder import build_engine
 from octavo.core.registry import Registry
-from octavo.core.testing.model_folder import write_model_folder
+from octavo.engine.builder import build_engine
+from octavo.testing.model_folder import write_model_folder
 
 PLUGIN = """
     from pathlib import Path
@@ -49,9 +49,7 @@ def test_observers_made_before_a_failure_are_closed(tmp_path, fail_close):
     config = load_config(
         mapping={
             "model": {"source": str(folder), "weight_source": "dummy"},
-            "plugins": {
-                "load": ["octavo.core.testing.instant_executor", str(tmp_path / "note.py")]
-            },
+            "plugins": {"load": ["octavo.testing.instant_executor", str(tmp_path / "note.py")]},
             "executor": {"kind": "instant"},
             "kv_cache": {"num_blocks": 8},
             "observers": [

@@ -11,7 +11,7 @@ from octavo.core.contracts.logits_processor import HostLogitsProcessor
 from octavo.core.contracts.observer import Observer
 from octavo.core.contracts.scheduler_policy import SchedulerPolicy
 from octavo.core.errors import RequestError
-from octavo.core.testing.fake_engine import (
+from octavo.testing.fake_engine import (
     Collector,
     assert_clean,
     expected,

@@ -5,17 +5,17 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from octavo.core.capacity import breakdown, no_room, size
 from octavo.core.config.loading import load_config
 from octavo.core.config.resolve import resolve
 from octavo.core.contracts.executor import DeviceMemory, WarmUp, WorkerReport
 from octavo.core.contracts.model import KVSpec
-from octavo.core.engine.builder import build_engine
-from octavo.core.engine.report import StartupReport
 from octavo.core.errors import CapacityError
 from octavo.core.registry import Registry
-from octavo.core.testing.instant_executor import InstantExecutor
-from octavo.core.testing.model_folder import write_model_folder
+from octavo.engine.builder import build_engine
+from octavo.engine.capacity import breakdown, no_room, size
+from octavo.engine.report import StartupReport
+from octavo.testing.instant_executor import InstantExecutor
+from octavo.testing.model_folder import write_model_folder
 
 GIB = 2**30
 LENGTH = 256

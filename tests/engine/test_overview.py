@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from octavo.core.contracts.kv_cache_manager import BlockState, KVCacheManager
-from octavo.core.engine.overview import MOST_REQUESTS, block_map
-from octavo.core.testing.fake_engine import Collector, make_fake_engine, request
+from octavo.engine.overview import MOST_REQUESTS, block_map
+from octavo.testing.fake_engine import Collector, make_fake_engine, request
 
 PREFIX = list(range(10, 34))
 

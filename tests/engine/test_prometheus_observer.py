@@ -9,9 +9,9 @@ import pytest
 
 from octavo.core.contracts.observer import ObserverContext
 from octavo.core.errors import ConfigError
-from octavo.core.testing.fake_engine import EOS, Collector, make_fake_engine, request
 from octavo.plugins.observers.prometheus.board import Board
 from octavo.plugins.observers.prometheus.engine import PrometheusObserver, PrometheusOptions
+from octavo.testing.fake_engine import EOS, Collector, make_fake_engine, request
 
 
 def observed(board: Board, **engine):

@@ -3,7 +3,7 @@
 Each test names the report. Faults that show at the HTTP server only are tested there:
 disconnects (ROCm/ATOM#1562, vllm#9428) in tests/server/test_server_engine.py and
 test_server_openai.py, prompts larger than the pool (vllm#39734) in
-tests/process/test_process_refusals.py.
+tests/server/process/test_process_refusals.py.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from octavo.core.config import load_config
 from octavo.core.config.resolve import resolve
 from octavo.core.contracts.logits_processor import HostLogitsProcessor
 from octavo.core.contracts.observer import Observer
-from octavo.core.engine.builder import build_engine
 from octavo.core.errors import RequestTooLong
 from octavo.core.registry import Registry
-from octavo.core.testing.fake_engine import (
+from octavo.engine.builder import build_engine
+from octavo.testing.fake_engine import (
     Collector,
     assert_clean,
     expected,
     make_fake_engine,
     request,
 )
-from octavo.core.testing.model_folder import write_model_folder
+from octavo.testing.model_folder import write_model_folder
 
 MANAGERS = ["paged", "radix", "none"]
 PREEMPTION = ["recompute", "swap", "cost_model"]

@@ -9,8 +9,8 @@ import pytest
 
 from octavo.core.contracts.observer import ObserverContext
 from octavo.core.errors import ConfigError
-from octavo.core.testing.fake_engine import Collector, make_fake_engine, request
 from octavo.plugins.observers.step_trace import StepTrace, StepTraceOptions
+from octavo.testing.fake_engine import Collector, make_fake_engine, request
 
 
 def kinds(events):

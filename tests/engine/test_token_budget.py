@@ -6,9 +6,9 @@ import pytest
 
 from octavo.core.config import load_config
 from octavo.core.config.resolve import resolve
-from octavo.core.engine.builder import build_engine
 from octavo.core.registry import Registry
-from octavo.core.testing.model_folder import write_model_folder
+from octavo.engine.builder import build_engine
+from octavo.testing.model_folder import write_model_folder
 
 
 def limits(tmp_path, **scheduler):
@@ -17,7 +17,7 @@ def limits(tmp_path, **scheduler):
     config = load_config(
         mapping={
             "model": {"source": str(folder), "weight_source": "dummy"},
-            "plugins": {"load": ["octavo.core.testing.instant_executor"]},
+            "plugins": {"load": ["octavo.testing.instant_executor"]},
             "executor": {"kind": "instant"},
             "kv_cache": {"num_blocks": 8},
             "scheduler": scheduler,

@@ -218,9 +218,9 @@ def make_engine(device, rehearsing, request):
     `ATTENTION`."""
     from octavo.core.config.loading import load_config
     from octavo.core.config.resolve import resolve
-    from octavo.core.engine.builder import build_engine
     from octavo.core.errors import PluginUnavailable
     from octavo.core.registry import Registry
+    from octavo.engine.builder import build_engine
 
     def make(source, dtype="float32", **parts):
         mapping = _config(device, rehearsing, source, dtype, parts)

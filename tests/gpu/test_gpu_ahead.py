@@ -57,7 +57,7 @@ def test_other_executors(tiny, answer, requests_of, executor):
 @pytest.mark.parametrize("runner", ["cuda_graph", "triton"])
 def test_stop_strings_with_two_steps_in_flight(tmp_path_factory, device, rehearsing, runner):
     from octavo import LLM, SamplingParams
-    from octavo.core.testing.tiny_model import write_tiny_model
+    from octavo.testing.tiny_model import write_tiny_model
 
     folder = write_tiny_model(tmp_path_factory.mktemp("bytes"))
     texts = ["the quick brown fox", "jumps", "over the lazy dog and on and on"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from octavo.core.contracts import NoOptions, Platform
-from octavo.core.testing.device_attention import DeviceCase, attention_spec
+from octavo.testing.device_attention import DeviceCase, attention_spec
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -45,7 +45,7 @@ def flashinfer_backend(context, **options):
 
 
 def phased_backend(context):
-    from octavo.core.runner.phased_attention import PhasedAttention
+    from octavo.engine.worker.phased_attention import PhasedAttention
 
     return PhasedAttention(flashinfer_backend(context), triton_backend(context), context)
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from octavo.core import random
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.sampler import SamplerContext
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.testing.conformance.sampler import make_batch
+from octavo.kernels import random
+from octavo.testing.conformance.sampler import make_batch
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}

@@ -121,6 +121,6 @@ def test_a_changed_forward_is_captured_anew(engine, runner):
 
 
 def _tokens(engine):
-    from octavo.core.testing.tiny_model import generate, make_requests
+    from octavo.testing.tiny_model import generate, make_requests
 
     return generate(engine, make_requests())

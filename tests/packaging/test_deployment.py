@@ -17,8 +17,8 @@ import pytest
 
 from octavo.core.config import load_config
 from octavo.core.config.models import ServerConfig
-from octavo.server import cli
-from octavo.server.notify import READY, notify
+from octavo.server.command_line import main as cli
+from octavo.server.process.notify import READY, notify
 
 
 def run(*command, **options):

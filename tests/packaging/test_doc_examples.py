@@ -16,7 +16,7 @@ import yaml
 
 from octavo.core.config.loading import load_config
 from octavo.core.config.models import EngineConfig
-from octavo.server.cli import _parser
+from octavo.server.command_line.main import _parser
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"]

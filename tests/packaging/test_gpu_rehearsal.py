@@ -12,7 +12,7 @@ import pytest
 NOT_HERE = {
     "test_the_demo_model_has_the_tokens_of_transformers",  # tests/parity has it
     "test_a_capture_of_some_sizes",
-    "test_graphs_take_what_was_estimated",  # tests/runner and tests/engine have the arithmetic
+    "test_graphs_take_what_was_estimated",  # tests/engine has the arithmetic
     "test_everything_stays_within_the_utilization",
     "test_nothing_is_left",
     "test_running_out_says_what_helps",

@@ -15,6 +15,10 @@ import setuptools
 
 PACKAGE_FOLDERS = {
     "core": "octavo.core",
+    "kernels": "octavo.kernels",
+    "engine": "octavo.engine",
+    "frontend": "octavo.frontend",
+    "testing": "octavo.testing",
     "plugins": "octavo.plugins",
     "backends": "octavo.backends",
     "models": "octavo.models",
@@ -36,11 +40,11 @@ def setup_arguments(repository: Path, monkeypatch: pytest.MonkeyPatch) -> dict[s
 def test_every_folder_with_python_files_is_a_package(
     setup_arguments: dict[str, Any], repository: Path
 ) -> None:
-    expected = {"octavo": "core/public"}
+    expected = {"octavo": "frontend/public"}
     for folder, name in PACKAGE_FOLDERS.items():
         for file in (repository / folder).rglob("*.py"):
             parts = file.parent.relative_to(repository / folder).parts
-            if (folder, *parts) != ("core", "public"):
+            if (folder, *parts) != ("frontend", "public"):
                 expected[".".join((name, *parts))] = "/".join((folder, *parts))
     assert setup_arguments["package_dir"] == expected
     assert sorted(setup_arguments["packages"]) == sorted(expected)
@@ -114,5 +118,5 @@ def test_the_front_door_lists_what_it_gives() -> None:
 def test_nothing_is_imported_under_a_second_name() -> None:
     import octavo.core.contracts  # noqa: F401
 
-    copies = {*PACKAGE_FOLDERS, "octavo.core.public"} & set(sys.modules)
+    copies = {*PACKAGE_FOLDERS, "octavo.frontend.public"} & set(sys.modules)
     assert not copies

@@ -46,7 +46,7 @@ def octavo() -> list[str]:
     return [
         sys.executable,
         "-c",
-        "import sys; from octavo.server.cli import main; sys.exit(main())",
+        "import sys; from octavo.server.command_line.main import main; sys.exit(main())",
     ]
 
 

@@ -14,7 +14,7 @@ import pytest
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 # Installed with Octavo, unless this tree was installed before it had them.
-FIXTURES = ("-p", "octavo.core.testing.pytest_plugin", "-p", "no:cacheprovider")
+FIXTURES = ("-p", "octavo.testing.pytest_plugin", "-p", "no:cacheprovider")
 
 Run = Callable[[str], "subprocess.CompletedProcess[str]"]
 

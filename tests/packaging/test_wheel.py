@@ -12,7 +12,18 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE_FOLDERS = ("core", "plugins", "backends", "models", "server", "bench")
+PACKAGE_FOLDERS = (
+    "core",
+    "kernels",
+    "engine",
+    "frontend",
+    "testing",
+    "plugins",
+    "backends",
+    "models",
+    "server",
+    "bench",
+)
 OPTIONAL_PACKAGES = ("triton", "flashinfer", "xgrammar", "ray")
 
 IMPORT_EVERYTHING = """
@@ -26,8 +37,9 @@ for info in pkgutil.walk_packages(octavo.__path__, "octavo.", onerror=lambda nam
     except ModuleNotFoundError as error:
         missing.append([info.name, error.name])
     names.append(info.name)
-copies = [n for n in ("core", "plugins", "backends", "models", "server", "bench",
-                      "octavo.core.public") if n in sys.modules]
+copies = [n for n in ("core", "kernels", "engine", "frontend", "testing",
+                      "plugins", "backends", "models", "server", "bench",
+                      "octavo.frontend.public") if n in sys.modules]
 print(json.dumps({"names": names, "missing": missing, "copies": copies, "file": octavo.__file__}))
 """
 
@@ -95,8 +107,8 @@ def clean_venv(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 def test_wheel_has_every_tracked_file_of_the_packages(wheel: Path, sources: list[str]) -> None:
     expected = set()
     for name in sources:
-        if name.startswith("core/public/"):
-            expected.add("octavo/" + name.removeprefix("core/public/"))
+        if name.startswith("frontend/public/"):
+            expected.add("octavo/" + name.removeprefix("frontend/public/"))
         elif name.startswith(tuple(f"{folder}/" for folder in PACKAGE_FOLDERS)):
             expected.add("octavo/" + name)
     with zipfile.ZipFile(wheel) as archive:
@@ -108,7 +120,7 @@ def test_wheel_has_every_tracked_file_of_the_packages(wheel: Path, sources: list
 def test_wheel_has_the_live_page(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         for ending in ("html", "css", "js"):
-            assert archive.read(f"octavo/server/dashboard/page.{ending}")
+            assert archive.read(f"octavo/server/operations/dashboard/page.{ending}")
 
 
 def test_wheel_carries_the_licence(wheel: Path, repository: Path) -> None:

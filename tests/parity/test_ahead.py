@@ -13,8 +13,8 @@ from octavo.core.contracts import Provider, hookimpl
 from octavo.core.contracts.logits_processor import HostLogitsProcessor
 from octavo.core.messages import EngineRequest
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.testing.fake_engine import assert_clean
-from octavo.core.testing.tiny_model import make_engine, write_tiny_model
+from octavo.testing.fake_engine import assert_clean
+from octavo.testing.tiny_model import make_engine, write_tiny_model
 
 VOCABULARY = 256
 """Token ids of the prompts; the model knows a few more."""

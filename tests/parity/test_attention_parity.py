@@ -8,7 +8,7 @@ import pytest
 from octavo.core.errors import PluginUnavailable
 from octavo.core.messages import EngineRequest
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.testing.fake_engine import Collector
+from octavo.testing.fake_engine import Collector
 
 OUTPUT = 3
 PROMPTS = [3, 18]

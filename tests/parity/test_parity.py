@@ -9,7 +9,7 @@ import torch
 from octavo.core.errors import ConfigError
 from octavo.core.messages import EngineRequest
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.testing.fake_engine import Collector, assert_clean
+from octavo.testing.fake_engine import Collector, assert_clean
 
 OUTPUT = 12
 

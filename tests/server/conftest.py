@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 
 from octavo.core.config.models import EngineConfig
-from octavo.server.app import create_app
+from octavo.server.http.app import create_app
 
 
 def sibling(name: str) -> Any:

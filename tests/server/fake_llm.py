@@ -19,7 +19,7 @@ from typing import Any
 from octavo.core.contracts.tokenizer import Tokenizer
 from octavo.core.errors import RequestError, RequestFault
 from octavo.core.sampling_params import SamplingParams
-from octavo.core.text.parsers import AnswerParsers
+from octavo.frontend.text.parsers import AnswerParsers
 
 ANSWER = "Grüße 😀, ok."
 BOS, EOS, END = 256, 257, 258

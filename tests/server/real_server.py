@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import yaml
 
-from octavo.core.testing.model_folder import write_model_folder
+from octavo.testing.model_folder import write_model_folder
 
 CONTEXT, BLOCKS = 128, 104
 MAX_N, MAX_BODY = 8, 1 << 20
@@ -51,7 +51,15 @@ class ServeProcess:
 
     def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "octavo.server.cli", "serve", "--port", "0", *arguments],
+            [
+                sys.executable,
+                "-m",
+                "octavo.server.command_line.main",
+                "serve",
+                "--port",
+                "0",
+                *arguments,
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -141,7 +149,7 @@ class RealServer(ServeProcess):
         try:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             ours = parent == self.process.pid  # so are those that render chat templates
-            return ours and b"octavo.core.engine_process" in (folder / "cmdline").read_bytes()
+            return ours and b"octavo.engine.process" in (folder / "cmdline").read_bytes()
         except (OSError, ValueError):
             return False
 

@@ -14,8 +14,8 @@ from tokenizers.processors import TemplateProcessing
 
 from octavo import LLM, AsyncLLM, SamplingParams
 from octavo.core.config.models import EngineConfig
-from octavo.core.testing.model_folder import write_model_folder
-from octavo.server.app import create_app
+from octavo.server.http.app import create_app
+from octavo.testing.model_folder import write_model_folder
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 HI = [{"role": "user", "content": "the quick brown fox"}]
@@ -353,7 +353,7 @@ def test_one_bos_whichever_way_the_text_came_in(tmp_path):
     tokenizer.save(str(folder / "tokenizer.json"))
     mapping = {
         "model": {"source": str(folder), "weight_source": "dummy"},
-        "plugins": {"load": ["octavo.core.testing.instant_executor"]},
+        "plugins": {"load": ["octavo.testing.instant_executor"]},
         "executor": {"kind": "instant"},
         "kv_cache": {"num_blocks": 16},
     }

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from octavo.server.operations import OPERATIONS
-from octavo.server.protocol.chat import ChatRequest
-from octavo.server.protocol.completions import CompletionRequest
+from octavo.server.openai.protocol.chat import ChatRequest
+from octavo.server.openai.protocol.completions import CompletionRequest
+from octavo.server.operations.routes import OPERATIONS
 
 TEXT, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 HI = [{"role": "user", "content": "hi"}]

@@ -16,10 +16,11 @@ import yaml
 
 from octavo.core.config.models import EngineConfig
 from octavo.core.errors import ConfigError, EngineDeadError
-from octavo.core.testing.model_folder import write_model_folder
-from octavo.server import cli, run_batch
-from octavo.server.batch_file import BadBatchFile, Results, read_requests
-from octavo.server.run_batch import Batch, batch_urls
+from octavo.server.command_line import main as cli
+from octavo.server.command_line import run_batch
+from octavo.server.command_line.batch_file import BadBatchFile, Results, read_requests
+from octavo.server.command_line.run_batch import Batch, batch_urls
+from octavo.testing.model_folder import write_model_folder
 
 CONFIG = EngineConfig.model_validate(
     {"model": {"source": "fake/model"}, "server": {"served_model_name": "fake"}}
@@ -249,7 +250,7 @@ def take(tmp_path):
     folder = write_model_folder(tmp_path / "model")
     settings = {
         "model": {"source": str(folder), "weight_source": "dummy"},
-        "plugins": {"load": ["octavo.core.testing.instant_executor"]},
+        "plugins": {"load": ["octavo.testing.instant_executor"]},
         "kv_cache": {"num_blocks": 512},
         "scheduler": {"max_num_seqs": 4, "max_num_batched_tokens": 64},
     }
@@ -266,7 +267,7 @@ def command(tmp_path, files, take):
     """Arguments of a run over an executor without a model."""
     take(0)
     names = ["-i", files.requests, "-o", files.output, "--config", tmp_path / "engine.yaml"]
-    return [sys.executable, "-m", "octavo.server.cli", "run-batch", *map(str, names)]
+    return [sys.executable, "-m", "octavo.server.command_line.main", "run-batch", *map(str, names)]
 
 
 def started(command):

@@ -1,4 +1,4 @@
-"""The page's headers, and what feeds it, over a fake engine. (In a browser: tests/process.)"""
+"""The page's headers, and what feeds it, over a fake engine. (Browser: tests/server/process.)"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import base64
 import hashlib
 import re
 
-from octavo.server.dashboard import viewer
+from octavo.server.operations.dashboard import viewer
 
 OVERVIEW = {"now": 0.0, "blocks": None, "live": [], "recent": []}
 

@@ -10,13 +10,13 @@ import random
 
 import pytest
 
-from octavo.core.async_llm import AsyncLLM
-from octavo.core.client import ThreadClient
 from octavo.core.config.models import EngineConfig
-from octavo.core.testing.byte_tokenizer import ByteTokenizer
-from octavo.core.testing.fake_engine import assert_clean, make_fake_engine
-from octavo.core.text.inputs import InputProcessor
-from octavo.server.app import create_app
+from octavo.frontend.async_llm import AsyncLLM
+from octavo.frontend.client import ThreadClient
+from octavo.frontend.text.inputs import InputProcessor
+from octavo.server.http.app import create_app
+from octavo.testing.byte_tokenizer import ByteTokenizer
+from octavo.testing.fake_engine import assert_clean, make_fake_engine
 
 LENGTH = 96
 

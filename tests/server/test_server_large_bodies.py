@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.server import large_body
-from octavo.server.body import parse_object, parsed
-from octavo.server.errors import ApiError
-from octavo.server.large_body import (
+from octavo.server.http import large_body
+from octavo.server.http.body import parse_object, parsed
+from octavo.server.http.errors import ApiError
+from octavo.server.http.large_body import (
     LARGE,
     MAX_VALUES,
     Threads,

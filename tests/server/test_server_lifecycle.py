@@ -22,8 +22,8 @@ import pytest
 from octavo.core.config.models import EngineConfig, ServerConfig
 from octavo.core.errors import ConfigError
 from octavo.core.registry import Registry
-from octavo.server.listen import address_of, bind, bind_problem, check_certificate
-from octavo.server.serve import run
+from octavo.server.process.listen import address_of, bind, bind_problem, check_certificate
+from octavo.server.process.serve import run
 
 PROGRAM = """
 import faulthandler, importlib.util, sys
@@ -34,7 +34,7 @@ sys.modules["octavo_test_fake_llm"] = fake
 spec.loader.exec_module(fake)
 from octavo.core.config.models import EngineConfig
 from octavo.core.errors import ModelNotFound
-from octavo.server import listen, serve
+from octavo.server.process import listen, serve
 options = {options}
 config = EngineConfig.model_validate({{"server": {{"port": 0, **options["server"]}}}})
 llm = fake.FakeAsyncLLM(max_model_len=100000, start_delay=options["start_delay"])

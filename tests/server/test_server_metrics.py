@@ -13,8 +13,8 @@ from octavo.core.config.keywords import from_keywords
 from octavo.core.config.models import EngineConfig
 from octavo.plugins.observers.prometheus.board import Board
 from octavo.plugins.observers.prometheus.families import API, ENGINE
-from octavo.server.app import create_app
-from octavo.server.stats_log import line
+from octavo.server.http.app import create_app
+from octavo.server.operations.stats_log import line
 
 
 def run(coroutine):

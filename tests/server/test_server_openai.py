@@ -16,9 +16,9 @@ from openai.resources import Completions
 from openai.resources.chat import Completions as ChatCompletions
 from openai.resources.responses import Responses
 
-from octavo.server.protocol.chat import ChatRequest
-from octavo.server.protocol.completions import CompletionRequest
-from octavo.server.protocol.responses import ResponsesRequest
+from octavo.server.openai.protocol.chat import ChatRequest
+from octavo.server.openai.protocol.completions import CompletionRequest
+from octavo.server.openai.protocol.responses import ResponsesRequest
 
 ANSWER = "Grüße 😀, ok."
 HI = [{"role": "user", "content": "hi"}]

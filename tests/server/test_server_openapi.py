@@ -11,13 +11,13 @@ import pytest
 from pydantic import ConfigDict
 
 from octavo.core.config.models import EngineConfig
-from octavo.server.app import create_app
-from octavo.server.openapi import document
-from octavo.server.operations import OPERATIONS
-from octavo.server.protocol.chat import ChatChunk, ChatRequest, ChatResponse
-from octavo.server.protocol.common import Response
-from octavo.server.protocol.completions import CompletionRequest, CompletionResponse
-from octavo.server.reference import render
+from octavo.server.command_line.reference import render
+from octavo.server.http.app import create_app
+from octavo.server.http.openapi import document
+from octavo.server.openai.protocol.chat import ChatChunk, ChatRequest, ChatResponse
+from octavo.server.openai.protocol.common import Response
+from octavo.server.openai.protocol.completions import CompletionRequest, CompletionResponse
+from octavo.server.operations.routes import OPERATIONS
 
 HI = [{"role": "user", "content": "hi"}]
 SHARED = """
@@ -147,4 +147,4 @@ def test_prefix_cache_can_be_reset(connect, fake):
 
 def test_the_page_in_docs_is_fresh(repository):
     page = (repository / "docs" / "server.md").read_text()
-    assert page == render(page), "run `python -m octavo.server.reference docs/server.md`"
+    assert page == render(page), "run `make docs`"

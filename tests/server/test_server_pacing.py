@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from octavo.core.config.models import EngineConfig
-from octavo.server.app import create_app
-from octavo.server.joined import Joined
+from octavo.server.http.app import create_app
+from octavo.server.openai.joined import Joined
 
 
 def in_loop(test):

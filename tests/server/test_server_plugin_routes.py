@@ -12,8 +12,8 @@ from octavo.core.config import load_config
 from octavo.core.config.models import EngineConfig
 from octavo.core.errors import OctavoError
 from octavo.core.registry import Registry
-from octavo.server.app import create_app
-from octavo.server.plugin_routes import plugin_routes
+from octavo.server.http.app import create_app
+from octavo.server.http.plugin_routes import plugin_routes
 
 PLUGIN = """
     from starlette.responses import JSONResponse, PlainTextResponse

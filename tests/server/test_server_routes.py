@@ -286,7 +286,7 @@ def test_the_timeline_of_a_request(connect, fake):
 
 def test_the_server_imports_no_torch():
     code = (
-        "import octavo.server.serve, sys; "
+        "import octavo.server.process.serve, sys; "
         "print(*(m for m in ('torch', 'transformers') if m in sys.modules))"
     )
     result = subprocess.run(

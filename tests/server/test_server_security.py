@@ -11,9 +11,9 @@ from octavo.core.config.models import EngineConfig, ServerConfig
 from octavo.core.config.show import plain
 from octavo.core.errors import ConfigError
 from octavo.core.registry import Registry
-from octavo.server.app import create_app
-from octavo.server.plugin_routes import plugin_routes
-from octavo.server.security import OPEN_PATHS, load_keys
+from octavo.server.http.app import create_app
+from octavo.server.http.plugin_routes import plugin_routes
+from octavo.server.http.security import OPEN_PATHS, load_keys
 
 KEYS = {"anna": "key-of-anna", "ben": "key-of-ben"}
 

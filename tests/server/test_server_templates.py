@@ -19,13 +19,13 @@ from tokenizers import Tokenizer, decoders, models, processors
 from tokenizers import pre_tokenizers as pre
 
 from octavo import LLM, SamplingParams
-from octavo.core.async_llm import AsyncLLM
-from octavo.core.client import ThreadClient
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.tokenizer import TokenizerContext
-from octavo.core.testing.scripted_engine import ScriptedEngine
-from octavo.core.text.inputs import InputProcessor
+from octavo.frontend.async_llm import AsyncLLM
+from octavo.frontend.client import ThreadClient
+from octavo.frontend.text.inputs import InputProcessor
 from octavo.models.tokenizers.fast import FastTokenizer
+from octavo.testing.scripted_engine import ScriptedEngine
 
 PATH = "/v1/chat/completions"
 BOS, EOS = 256, 257

@@ -10,7 +10,7 @@ import pytest
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.reasoning_parser import ReasoningParserContext
 from octavo.core.contracts.tool_parser import ToolParserContext
-from octavo.core.text.parsers import AnswerParsers
+from octavo.frontend.text.parsers import AnswerParsers
 from octavo.plugins.reasoning_parsers.think import DeepSeekR1Parser, Qwen3Parser
 from octavo.plugins.tool_parsers.hermes import HermesParser
 from octavo.plugins.tool_parsers.options import JsonParserOptions

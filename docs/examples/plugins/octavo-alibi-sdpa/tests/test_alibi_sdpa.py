@@ -1,7 +1,7 @@
 """ALiBi is computed, and is what the suite checked."""
 
 from octavo.core.contracts import Platform
-from octavo.core.testing.conformance.attention_backend import SPECS
+from octavo.testing.conformance.attention_backend import SPECS
 from octavo_alibi_sdpa.attention_backend import AlibiSdpaAttention, slopes
 from octavo_alibi_sdpa.conformance import TestAlibiSdpa as Suite
 

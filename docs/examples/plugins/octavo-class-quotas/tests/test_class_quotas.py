@@ -1,6 +1,6 @@
 """Weights and quotas hold in an engine."""
 
-from octavo.core.testing.fake_engine import Collector, request
+from octavo.testing.fake_engine import Collector, request
 from octavo_class_quotas.scheduler_policy import ClassQuotasOptions, ClassQuotasPolicy
 
 

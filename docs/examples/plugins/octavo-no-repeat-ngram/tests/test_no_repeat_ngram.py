@@ -3,7 +3,7 @@
 import pytest
 
 from octavo import SamplingParams
-from octavo.core.testing.tiny_model import generate, make_requests
+from octavo.testing.tiny_model import generate, make_requests
 from octavo_no_repeat_ngram import PROVIDERS
 
 TIGHT = {

@@ -7,7 +7,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from octavo.core.errors import ConfigError
-from octavo.core.testing.tiny_model import generate, make_requests
+from octavo.testing.tiny_model import generate, make_requests
 from octavo_otel_spans import PROVIDERS
 
 

@@ -1,6 +1,6 @@
 """A flood of prompts that nobody repeats leaves what was hit alone."""
 
-from octavo.core.testing.fake_engine import Collector, request
+from octavo.testing.fake_engine import Collector, request
 from octavo_segmented_lru.eviction_policy import SegmentedLruEviction, SegmentedLruOptions
 
 

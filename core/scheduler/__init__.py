@@ -1,1 +1,0 @@
-"""octavo.core.scheduler"""

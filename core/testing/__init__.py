@@ -1,1 +1,0 @@
-"""octavo.testing: the conformance kit."""

@@ -1,0 +1,1 @@
+"""The engine: scheduler, step loop, worker, and the engine in a process of its own."""

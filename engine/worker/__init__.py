@@ -1,0 +1,1 @@
+"""The model runner: batch, KV pool, forward pass, sampling step."""

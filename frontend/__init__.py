@@ -1,0 +1,1 @@
+"""LLM, AsyncLLM, the text side, and the clients of an engine."""

@@ -1,0 +1,149 @@
+"""From what a caller gives `LLM` or `AsyncLLM` to the parts that they are made of.
+
+Everything heavy is imported inside the functions: the text side must not import torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from octavo.core.contracts.reasoning_parser import ReasoningParserContext
+from octavo.core.contracts.tokenizer import Tokenizer, TokenizerContext
+from octavo.core.contracts.tool_parser import ToolParserContext
+from octavo.core.errors import ConfigError, ModelNotFound, PluginError
+from octavo.frontend.text.inputs import InputProcessor
+from octavo.frontend.text.parsers import AnswerParsers
+
+if TYPE_CHECKING:
+    from octavo.core.config.models import EngineConfig
+    from octavo.core.config.resolve import Resolved
+    from octavo.core.registry import Registry
+    from octavo.engine.core import EngineCore
+
+ConfigSource = str | os.PathLike[str] | Mapping[str, Any]
+
+
+def configure(
+    model: str | None = None,
+    *,
+    config: ConfigSource | EngineConfig | None = None,
+    plugins: Iterable[Any] = (),
+    tokenizer: str | None = None,
+    keywords: Mapping[str, Any] | None = None,
+) -> tuple[EngineConfig, Registry]:
+    """Configuration and plugins. keywords: under vLLM's names, they win over `config`."""
+    from octavo.core.config.keywords import from_keywords
+    from octavo.core.config.loading import load_config
+    from octavo.core.config.models import EngineConfig
+    from octavo.core.registry import Registry
+
+    if isinstance(plugins, str) or not isinstance(plugins, Iterable):
+        raise PluginError(
+            f"plugins must be a list of classes, instances, modules or paths, got {plugins!r:.80}"
+        )
+    if not isinstance(config, str | os.PathLike | Mapping | EngineConfig | None):
+        raise ConfigError(
+            "config must be the path of a YAML file, a mapping or an EngineConfig, got "
+            f"{type(config).__name__}"
+        )
+    flags = from_keywords(keywords or {})
+    if model is not None:
+        flags["model.source"] = model
+    if tokenizer is not None:
+        flags["model.tokenizer"] = tokenizer
+    if isinstance(config, EngineConfig):
+        config = config.model_dump(exclude_unset=True)
+    if isinstance(config, Mapping):
+        settings = load_config(mapping=config, flags=flags)
+    else:
+        settings = load_config(config, flags=flags)
+    known = settings.plugins
+    registry = Registry.discover(
+        load=known.load, disable=known.disable, only=known.only, objects=plugins
+    )
+    return settings, registry
+
+
+def make_tokenizer(resolved: Resolved, registry: Registry) -> Tokenizer:
+    """The tokenizer that the configuration selects."""
+    folder = resolved.tokenizer_dir
+    if folder is None:
+        raise ModelNotFound(
+            f"'{resolved.config.model.source}' comes without tokenizer files: set model.tokenizer"
+        )
+    context = TokenizerContext(
+        folder=folder,
+        config=resolved.model_config,
+        generation_config=resolved.generation_config,
+        trust_remote_code=resolved.config.model.trust_remote_code,
+        chat_template=resolved.config.model.chat_template,
+        content_format=resolved.config.model.chat_template_content_format,
+    )
+    tokenizer = registry.create(resolved.selections["tokenizer"], context)
+    assert isinstance(tokenizer, Tokenizer)
+    return tokenizer
+
+
+def make_parsers(config: EngineConfig, registry: Registry) -> AnswerParsers:
+    """The parsers that the configuration chooses, or that the user handed over."""
+    from octavo.core.config.models import AUTO
+
+    def make(kind: str, context: Any) -> Any:
+        choice = getattr(config.server, kind)
+        if choice is None and not registry.preferred(kind):
+            return None
+        selection = registry.select(kind, choice or AUTO, explicit=choice is not None)
+        return registry.create(selection, context)
+
+    source = config.model.source
+    return AnswerParsers(
+        make("tool_parser", ToolParserContext(source)),
+        make("reasoning_parser", ReasoningParserContext(source)),
+    )
+
+
+def make_inputs(
+    resolved: Resolved,
+    tokenizer: Tokenizer,
+    parsers: AnswerParsers = AnswerParsers(),  # noqa: B008
+) -> InputProcessor:
+    """The input processor for a resolved model."""
+    from octavo.core.config.model_facts import text_config
+
+    settings = resolved.config.model
+    assert settings.max_model_len is not None, "resolve settles max_model_len"
+    use_defaults = settings.generation_config == "auto"
+    return InputProcessor(
+        tokenizer,
+        max_model_len=settings.max_model_len,
+        vocab_size=text_config(resolved.model_config).get("vocab_size"),
+        seed_source=seed_source(settings.seed),
+        generation_config=resolved.generation_config if use_defaults else None,
+        parsers=parsers,
+    )
+
+
+def build(
+    resolved: Resolved,
+    registry: Registry,
+    progress: Callable[[str], None] | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> EngineCore:
+    """The engine. Imports torch. tokenizer: when it is not the configured one."""
+    from octavo.engine.builder import build_engine
+
+    return build_engine(resolved, registry, progress, tokenizer=tokenizer)
+
+
+def seed_source(seed: int | None) -> Callable[[], int] | None:
+    """Seeds for requests that give none: by order of arrival from the engine's seed, or None for
+    random ones."""
+    if seed is None:
+        return None
+    from octavo.kernels.random import derive_seed
+
+    arrivals = itertools.count()
+    return lambda: derive_seed(seed, next(arrivals))

@@ -1,0 +1,1 @@
+"""What kernels and samplers share: uploads, rope tables, random draws, token order."""

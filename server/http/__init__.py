@@ -1,0 +1,1 @@
+"""The HTTP application: bodies, limits, security, errors."""

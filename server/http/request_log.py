@@ -1,0 +1,36 @@
+"""`observability.log_requests`: a line a request, with the prompt only where that is wanted too."""
+
+from __future__ import annotations
+
+import logging
+
+from octavo.core.config.models import ObservabilityConfig
+from octavo.server.openai.generation import Job
+from octavo.server.openai.protocol.common import shown
+
+logger = logging.getLogger("octavo.server.requests")
+
+
+def log_request(config: ObservabilityConfig, job: Job) -> None:
+    """Log a request that was accepted. What clients wrote is quoted, so that it stays on its
+    line."""
+    if not config.log_requests:
+        return
+    params, lengths = job.params[0], [len(prompt.token_ids) for prompt in job.prompts]
+    facts = {
+        "key": job.key_name,
+        "prompts": len(lengths),
+        "prompt_tokens": sum(lengths),
+        "n": params.n,
+        "max_tokens": params.max_tokens,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "seed": params.seed,
+        "priority": job.body.priority,
+        "stream": job.body.stream,
+    }
+    listed = " ".join(f"{name}={value}" for name, value in facts.items() if value is not None)
+    if config.log_prompts:
+        texts = [prompt.token_ids if prompt.text is None else prompt.text for prompt in job.prompts]
+        listed += f" text={texts!r}"
+    logger.info("request %s: %s", shown(job.answer_id), listed)

@@ -1,0 +1,1 @@
+"""Metrics, the live page, and routes for operators."""

@@ -1,0 +1,15 @@
+"""The endpoint that feeds the page."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from octavo.server.http.state import ServerState
+
+
+async def data(request: Request) -> Response:
+    """All that `/dashboard` shows: state, totals since the start, KV blocks and requests."""
+    state: ServerState = request.app.state.server
+    answer = await state.viewer.look(state)
+    return JSONResponse(answer, headers={"cache-control": "no-store"})

@@ -1,0 +1,1 @@
+"""Processes of a server: start, supervision, engine and API workers."""

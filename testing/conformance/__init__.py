@@ -1,0 +1,43 @@
+"""Conformance suites: what every implementation of a contract kind must do, one class a kind.
+
+Public as `octavo.testing`; docs/conformance.md says how to use them.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from octavo.core.contracts import KINDS
+from octavo.core.errors import nearest
+from octavo.testing.conformance.base import ConformanceSuite
+
+SUITES: dict[str, str] = {
+    "scheduler_policy": "SchedulerPolicySuite",
+    "kv_cache_manager": "KVCacheManagerSuite",
+    "eviction_policy": "EvictionPolicySuite",
+    "preemption_policy": "PreemptionPolicySuite",
+    "attention_backend": "AttentionBackendSuite",
+    "sampler": "SamplerSuite",
+    "graph_runner": "GraphRunnerSuite",
+    "executor": "ExecutorSuite",
+    "model": "ModelSuite",
+    "weight_source": "WeightSourceSuite",
+    "tokenizer": "TokenizerSuite",
+    "quantization": "QuantizationSuite",
+    "logits_processor": "LogitsProcessorSuite",
+    "observer": "ObserverSuite",
+    "grammar_engine": "GrammarEngineSuite",
+    "tool_parser": "ToolParserSuite",
+    "reasoning_parser": "ReasoningParserSuite",
+    "route": "RouteSuite",
+}
+"""The class of each kind; it lives in the module of this package that is called as the kind."""
+
+
+def suite_of(kind: str) -> type[ConformanceSuite]:
+    """The suite of a kind. Raises `ValueError` for a kind without one."""
+    if kind not in SUITES:
+        raise ValueError(f"there is no conformance suite for '{kind}'; {nearest(kind, KINDS)}")
+    module = importlib.import_module(f"octavo.testing.conformance.{kind}")
+    suite: type[ConformanceSuite] = getattr(module, SUITES[kind])
+    return suite
