@@ -20,7 +20,7 @@ from octavo.bench.arguments import positive_float, writable
 from octavo.bench.environment import machine, versions
 from octavo.bench.gpu import table
 from octavo.bench.gpu.budget import Outcome, Schedule
-from octavo.bench.gpu.child import Child
+from octavo.bench.gpu.child import DeviceChild
 from octavo.bench.gpu.figures import derive, told
 from octavo.bench.gpu.parts import Part, full_parts, quick_parts
 from octavo.bench.result_file import write_json
@@ -92,7 +92,7 @@ class Run:
     def go(self, file: Path | None) -> int:
         """Measure, print the table, write the file. Returns the exit status."""
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` sends it
-        child = Child(self._device, self._figure)
+        child = DeviceChild(self._device, self._figure)
         try:
             outcomes = self._schedule.run(self._parts, child.perform, self._ended)
         finally:
