@@ -485,11 +485,11 @@ def arguments(*given: str) -> argparse.Namespace:
 def test_parts_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     chosen = command.chosen_parts(arguments("--only", "overlap"))
     assert [part.name for part in chosen] == ["device", "overlap llama-1b", "overlap demo"]
-    with pytest.raises(ConfigError, match="no part has this in its name; there are: device, "):
+    with pytest.raises(ConfigError, match="no measurement matches; available: device, "):
         command.chosen_parts(arguments("--only", "overlapp"))
     assert command.main(arguments("--list", "--only", "compare")) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
-    with pytest.raises(ConfigError, match="needs --quick"):
+    with pytest.raises(ConfigError, match="requires --quick"):
         command.main(arguments("--device", "cpu"))
 
 

@@ -206,7 +206,7 @@ def test_a_side_that_breaks_is_named(quick_yaml: str, tmp_path: Path, capsys) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a.yaml"], "expected two sides or more"),
+        (["a.yaml"], "expected at least two sides"),
         (["a.yaml", "b.yaml+x"], "expected FILE+key=value"),
         (["a.yaml", "b.yaml", "--workload", "nowhere"], "or a file, got 'nowhere'"),
         (["a.yaml", "b.yaml", "--ramp-to", "3"], "--ramp-to needs --rate"),
