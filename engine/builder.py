@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from octavo.core.config.models import Choice
+from octavo.core.config.models import ImplementationConfig
 from octavo.core.contracts import KINDS
 from octavo.core.contracts.executor import (
     Executor,
@@ -148,7 +148,9 @@ def _build(
     def make_policy(choice: Any) -> SchedulerPolicy:
         selection = resolved.selections["scheduler_policy"]
         if choice is not None:
-            selection = registry.select("scheduler_policy", Choice.model_validate(choice))
+            selection = registry.select(
+                "scheduler_policy", ImplementationConfig.model_validate(choice)
+            )
         policy: SchedulerPolicy = registry.create(
             selection, SchedulerPolicyContext(max_num_seqs, budget, clock, make_policy)
         )

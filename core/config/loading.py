@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from octavo.core.config.flat import check_unmixed, from_flat, is_flat
 from octavo.core.config.keywords import KEYWORDS
-from octavo.core.config.models import Choice, EngineConfig
+from octavo.core.config.models import EngineConfig, ImplementationConfig
 from octavo.core.config.origin import Origin, Path, dotted
 from octavo.core.config.validation import Problem, model_at, problems, show
 from octavo.core.config.yaml_source import parse_value, read_yaml
@@ -141,7 +141,7 @@ def _merge(data: dict[str, Any], extra: Mapping[str, Any], path: Path, origin: O
 
 def _is_section(path: Path) -> bool:
     model = model_at(EngineConfig, path)
-    return model is not None and model is not Choice
+    return model is not None and model is not ImplementationConfig
 
 
 def _split(key: str, whole: str) -> Path:
@@ -170,12 +170,13 @@ def _names_choice(path: Path) -> bool:
 
 def _is_choice(path: Path) -> bool:
     """Whether a single choice lies at `path` (not a list of them)."""
-    if not path or model_at(EngineConfig, path) is not Choice:
+    if not path or model_at(EngineConfig, path) is not ImplementationConfig:
         return False
     section = model_at(EngineConfig, path[:-1])
     field = section.model_fields.get(str(path[-1])) if section else None
     return isinstance(path[-1], int) or (
-        field is not None and field.annotation in (Choice, Choice | None)
+        field is not None
+        and field.annotation in (ImplementationConfig, ImplementationConfig | None)
     )
 
 
@@ -225,5 +226,5 @@ def _open_choice(value: Any, path: Path) -> dict[str, Any]:
         section = model_at(EngineConfig, path[:-1])
         field = section.model_fields.get(str(path[-1])) if section else None
         default = field.default if field else None
-        value = default.name if isinstance(default, Choice) else "auto"
+        value = default.name if isinstance(default, ImplementationConfig) else "auto"
     return {"name": value}

@@ -45,7 +45,7 @@ class Section(BaseModel):
         return plain_value(value, cls.model_fields[str(info.field_name)].annotation)
 
 
-class Choice(BaseModel):
+class ImplementationConfig(BaseModel):
     """A plugin's name and its options. Written as `name`, or as `{name: ..., option: ...}`."""
 
     model_config = ConfigDict(frozen=True)
@@ -56,7 +56,7 @@ class Choice(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _from_yaml(cls, value: Any) -> Any:
-        if isinstance(value, Choice):
+        if isinstance(value, ImplementationConfig):
             return value
         if isinstance(value, str):
             return {"name": value, "options": {}}
@@ -70,12 +70,12 @@ class Choice(BaseModel):
         raise ValueError("expected a plugin's name, or a mapping with `name` and its options")
 
 
-AUTO = Choice(name="auto")
+AUTO = ImplementationConfig(name="auto")
 COMPOSED = "composed"
 """The scheduler policy that a list of policies stands for."""
 
 
-def _once(value: list[Choice]) -> list[Choice]:
+def _once(value: list[ImplementationConfig]) -> list[ImplementationConfig]:
     """No implementation twice with the same options."""
     for index, choice in enumerate(value):
         if choice in value[:index]:
@@ -86,20 +86,20 @@ def _once(value: list[Choice]) -> list[Choice]:
     return value
 
 
-Once = Annotated[list[Choice], AfterValidator(_once)]
+Once = Annotated[list[ImplementationConfig], AfterValidator(_once)]
 
 
 def _composition(value: Any) -> Any:
     """A list of policies is the choice of their composition; of one, that policy."""
     if not isinstance(value, list):
         return value
-    choices = [Choice.model_validate(item) for item in value]
+    choices = [ImplementationConfig.model_validate(item) for item in value]
     if not choices:
         raise ValueError("expected a policy, or a list of them, the outermost first")
     if len(choices) == 1:
         return choices[0]
     policies = [{"name": choice.name, **choice.options} for choice in choices]
-    return Choice(name=COMPOSED, options={"policies": policies})
+    return ImplementationConfig(name=COMPOSED, options={"policies": policies})
 
 
 class ModelConfig(Section):
@@ -126,18 +126,18 @@ class ModelConfig(Section):
         le=2**30,
         description="Longest sequence, prompt and output, in tokens. Default: the model's own.",
     )
-    quantization: Choice = Field(
+    quantization: ImplementationConfig = Field(
         default=AUTO,
         description="How linear layers hold their weights. auto: the checkpoint's own method, "
         "else the best that rounds nothing.",
     )
-    implementation: Choice = Field(
+    implementation: ImplementationConfig = Field(
         default=AUTO, description="Model implementation. auto: by the checkpoint's architecture."
     )
-    weight_source: Choice = Field(
+    weight_source: ImplementationConfig = Field(
         default=AUTO, description="Reader of the weights. auto: by the form of `source`."
     )
-    tokenizer_backend: Choice = Field(
+    tokenizer_backend: ImplementationConfig = Field(
         default=AUTO, description="Tokenizer implementation. auto: by the files that are there."
     )
     chat_template: str | None = Field(
@@ -169,8 +169,8 @@ class ModelConfig(Section):
 class SchedulerConfig(Section):
     """Budgets and policy of the step loop."""
 
-    policy: Annotated[Choice, BeforeValidator(_composition)] = Field(
-        default=Choice(name="fcfs"),
+    policy: Annotated[ImplementationConfig, BeforeValidator(_composition)] = Field(
+        default=ImplementationConfig(name="fcfs"),
         description="Order of admission, preemption and chunk sizes. A list composes: "
         "`[priority, fair]` orders classes by priority, and users fairly within a class.",
     )
@@ -193,12 +193,15 @@ class SchedulerConfig(Section):
 class KVCacheConfig(Section):
     """The KV cache pool."""
 
-    manager: Choice = Field(default=Choice(name="paged"), description="KV cache manager.")
+    manager: ImplementationConfig = Field(
+        default=ImplementationConfig(name="paged"), description="KV cache manager."
+    )
     block_size: BlockSize | Auto = Field(
         default="auto", description="Tokens a block. auto: 16, or what the attention backend asks."
     )
-    eviction: Choice = Field(
-        default=Choice(name="lru"), description="Which cached block goes first (manager: paged)."
+    eviction: ImplementationConfig = Field(
+        default=ImplementationConfig(name="lru"),
+        description="Which cached block goes first (manager: paged).",
     )
     host_cache_bytes: int = Field(
         default=0,
@@ -238,8 +241,8 @@ class KVCacheConfig(Section):
 class PreemptionConfig(Section):
     """What happens to a request that gives way."""
 
-    policy: Choice = Field(
-        default=Choice(name="recompute"),
+    policy: ImplementationConfig = Field(
+        default=ImplementationConfig(name="recompute"),
         description="recompute or swap, victim by victim; auto: the cheaper one, as measured.",
     )
     swap_space: int | None = Field(
@@ -258,15 +261,15 @@ PHASES = ("prefill", "decode")
 class AttentionConfig(Section):
     """Attention kernels."""
 
-    backend: Choice = Field(
+    backend: ImplementationConfig = Field(
         default=AUTO,
         description="Attention backend. auto: by device, compute capability, head sizes, dtype and "
         "KV dtype; the startup report says why.",
     )
-    prefill: Choice | None = Field(
+    prefill: ImplementationConfig | None = Field(
         default=None, description="Another backend for prompts (and chunks of them)."
     )
-    decode: Choice | None = Field(
+    decode: ImplementationConfig | None = Field(
         default=None, description="Another backend for rows that compute one token each."
     )
 
@@ -274,19 +277,21 @@ class AttentionConfig(Section):
 class SamplerConfig(Section):
     """Sampling kernels."""
 
-    backend: Choice = Field(default=AUTO, description="Sampler.")
+    backend: ImplementationConfig = Field(default=AUTO, description="Sampler.")
 
 
 class GraphConfig(Section):
     """How a forward pass is launched."""
 
-    runner: Choice = Field(default=AUTO, description="Graph runner.")
+    runner: ImplementationConfig = Field(default=AUTO, description="Graph runner.")
 
 
 class ExecutorConfig(Section):
     """Where the model runs."""
 
-    kind: Choice = Field(default=Choice(name="local"), description="Executor.")
+    kind: ImplementationConfig = Field(
+        default=ImplementationConfig(name="local"), description="Executor."
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Device.")
     num_threads: Threads | Auto = Field(
         default="auto",
@@ -297,7 +302,7 @@ class ExecutorConfig(Section):
 class StructuredOutputsConfig(Section):
     """Output that keeps to a JSON schema, a regular expression, choices or a grammar."""
 
-    engine: Choice = Field(
+    engine: ImplementationConfig = Field(
         default=AUTO,
         description="Grammar engine. auto: the best that is installed; none: requests with "
         "structured output are refused.",
@@ -415,7 +420,7 @@ class ServerConfig(Section):
         gt=0,
         description="Prompt tokens that may wait for the engine, likewise.",
     )
-    tool_parser: Choice | None = Field(
+    tool_parser: ImplementationConfig | None = Field(
         default=None,
         description="Finds tool calls in what the model writes. Without one, tools are shown to "
         "the model and its answer is text, unless a call is required.",
@@ -429,7 +434,7 @@ class ServerConfig(Section):
     chat_template_memory_bytes: int = Field(
         default=2**30, gt=0, description="Memory that rendering a chat may take."
     )
-    reasoning_parser: Choice | None = Field(
+    reasoning_parser: ImplementationConfig | None = Field(
         default=None,
         description="Tells the model's reasoning from its answer. Without one both are content.",
     )

@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 
 from octavo.core import envvars
 from octavo.core.config.keywords import KEYWORDS
-from octavo.core.config.models import Choice, EngineConfig
+from octavo.core.config.models import EngineConfig, ImplementationConfig
 from octavo.core.config.show import plain
 from octavo.core.contracts import KINDS
 from octavo.core.plugin_options import options_model
@@ -140,7 +140,7 @@ _WORDS = {
     SecretStr: "text",
     bool: "true or false",
     type(None): "null",
-    Choice: "choice",
+    ImplementationConfig: "choice",
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from octavo.core import envvars
 from octavo.core.availability import availability
 from octavo.core.config import model_facts
-from octavo.core.config.models import AUTO, PHASES, Choice, EngineConfig
+from octavo.core.config.models import AUTO, PHASES, EngineConfig, ImplementationConfig
 from octavo.core.config.origin import Path as KeyPath
 from octavo.core.config.origin import dotted
 from octavo.core.contracts import KINDS, Platform, ProbeContext
@@ -93,7 +93,7 @@ def choice_errors(config: EngineConfig, registry: Registry) -> Iterator[OctavoEr
     for kind in KINDS.values():
         section, _, name = kind.config_path.partition(".")
         value = getattr(config, section)
-        choices: list[tuple[KeyPath, Choice]] = []
+        choices: list[tuple[KeyPath, ImplementationConfig]] = []
         if not name:
             choices = [((section, index), choice) for index, choice in enumerate(value)]
         elif name in value.model_fields_set and getattr(value, name) is not None:
@@ -222,7 +222,9 @@ class _Resolver:
             self._select("quantization")
             return
         try:
-            selection = self._select("quantization", Choice(name=method, options=choice.options))
+            selection = self._select(
+                "quantization", ImplementationConfig(name=method, options=choice.options)
+            )
         except PluginNotFound as exc:
             raise UnsupportedModel(f"the checkpoint is quantized with '{method}': {exc}") from exc
         why = "the checkpoint's quantization_config"
@@ -336,7 +338,7 @@ class _Resolver:
             self._out.reasons[path] = "none is wanted"
         return left_out
 
-    def _select(self, kind: str, choice: Choice | None = None) -> Selection:
+    def _select(self, kind: str, choice: ImplementationConfig | None = None) -> Selection:
         path = KINDS[kind].config_path
         given, explicit = self._choice(path)
         given, explicit = (AUTO, False) if given is None else (given, explicit)
@@ -349,7 +351,9 @@ class _Resolver:
         )
         self._out.selections[kind] = selection
         self._out.reasons[path] = selection.reason
-        self._settled[path] = Choice(name=selection.name, options=(choice or given).options)
+        self._settled[path] = ImplementationConfig(
+            name=selection.name, options=(choice or given).options
+        )
         self._facts["chosen"] = {**self._facts.get("chosen", {}), kind: selection.name}
         return selection
 
@@ -358,7 +362,7 @@ class _Resolver:
         common = self._out.selections["attention_backend"]
         chosen = dict.fromkeys(PHASES, common)
         for phase in PHASES:
-            given: Choice | None = getattr(self._given.attention, phase)
+            given: ImplementationConfig | None = getattr(self._given.attention, phase)
             if given is not None:
                 path = ("attention", phase)
                 selection = chosen[phase] = self._registry.select(
@@ -368,7 +372,7 @@ class _Resolver:
                     path=path,
                     origin=self._given.origin,
                 )
-                settled = Choice(name=selection.name, options=given.options)
+                settled = ImplementationConfig(name=selection.name, options=given.options)
                 self._settle(dotted(path), settled, selection.reason)
         prefill, decode = (chosen[phase] for phase in PHASES)
         self._out.selections["attention_backend"] = decode
@@ -378,7 +382,7 @@ class _Resolver:
             name = f"{prefill.name} for prefill, {decode.name} for decode"
         self._facts["chosen"] = {**self._facts["chosen"], "attention_backend": name}
 
-    def _standing(self, kind: str, named: set[str]) -> list[Choice]:
+    def _standing(self, kind: str, named: set[str]) -> list[ImplementationConfig]:
         """Implementations of a list kind that are in use without being named."""
         ctx = ProbeContext(self._out.platform, self._facts)
         entries = [
@@ -387,20 +391,22 @@ class _Resolver:
             if entry.provider.rank > 0 and name not in named and availability(entry, ctx)
         ]
         entries.sort(key=lambda entry: (-entry.provider.rank, entry.name))
-        return [Choice(name=entry.name) for entry in entries]
+        return [ImplementationConfig(name=entry.name) for entry in entries]
 
     def _select_list(self, kind: str) -> None:
         """Those that every engine has (available, rank > 0, highest first), then those that are
         named, in order, then those that the user handed over."""
         key = LISTS[kind]
-        given_choices: list[Choice] = list(getattr(self._given, key))
+        given_choices: list[ImplementationConfig] = list(getattr(self._given, key))
         named = {choice.name for choice in given_choices}
         standing = self._standing(kind, named)
         named |= {choice.name for choice in standing}
         handed_over = [e for e in self._registry.preferred(kind) if e.name not in named]
-        places: list[tuple[Choice, KeyPath]] = [(choice, (key,)) for choice in standing]
+        places: list[tuple[ImplementationConfig, KeyPath]] = [
+            (choice, (key,)) for choice in standing
+        ]
         places += [(choice, (key, index)) for index, choice in enumerate(given_choices)]
-        places += [(Choice(name=entry.name), (key,)) for entry in handed_over]
+        places += [(ImplementationConfig(name=entry.name), (key,)) for entry in handed_over]
         chosen: list[Selection] = getattr(self._out, key)
         for choice, path in places:
             selection = self._registry.select(

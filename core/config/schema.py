@@ -25,7 +25,7 @@ def config_schema(registry: Registry) -> dict[str, Any]:
         **{key: value for key, value in schema.items() if key != "title"},
     }
     definitions: dict[str, Any] = schema["$defs"]
-    definitions.pop("Choice", None)
+    definitions.pop("ImplementationConfig", None)
     for kind in KINDS.values():
         variants = [
             _variant(entry, definitions) for entry in registry.providers(kind.name).values()

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, SecretStr
 
-from octavo.core.config.models import COMPOSED, Choice, EngineConfig
+from octavo.core.config.models import COMPOSED, EngineConfig, ImplementationConfig
 from octavo.core.config.resolve import Resolved
 from octavo.core.contracts import KINDS
 
@@ -57,9 +57,12 @@ def _line(name: str, value: Any, reason: str | None, colon: str = ":") -> str:
 
 def plain(value: Any) -> Any:
     """A value as YAML writes it: a choice without options is its name."""
-    if isinstance(value, Choice):
+    if isinstance(value, ImplementationConfig):
         if value.name == COMPOSED:
-            return [plain(Choice.model_validate(item)) for item in value.options["policies"]]
+            return [
+                plain(ImplementationConfig.model_validate(item))
+                for item in value.options["policies"]
+            ]
         return {"name": value.name, **value.options} if value.options else value.name
     if isinstance(value, BaseModel):
         return {name: plain(getattr(value, name)) for name in type(value).model_fields}

@@ -10,7 +10,7 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from octavo.core.config.models import Choice
+from octavo.core.config.models import ImplementationConfig
 from octavo.core.config.origin import Path, dotted
 from octavo.core.errors import nearest
 
@@ -160,7 +160,7 @@ def all_keys(model: type[BaseModel], prefix: Path = ()) -> Iterator[str]:
     for name, field in model.model_fields.items():
         yield dotted((*prefix, name))
         below = _model_in(field.annotation)
-        if below is not None and below is not Choice:
+        if below is not None and below is not ImplementationConfig:
             yield from all_keys(below, (*prefix, name))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from octavo.core.config.keywords import KEYWORDS, Keyword, from_keywords, integer
 from octavo.core.config.loading import load_config
-from octavo.core.config.models import Choice, EngineConfig
+from octavo.core.config.models import EngineConfig, ImplementationConfig
 from octavo.core.config.validation import model_at
 from octavo.core.errors import ConfigError
 from octavo.core.registry import Registry
@@ -70,7 +70,7 @@ def config_from_args(
     config = load_config(args.config, overrides=args.overrides, flags=flags, errors=errors)
     trace = getattr(args, "trace_steps", None)
     if trace is not None:
-        observer = Choice(name="step_trace", options={"path": trace})
+        observer = ImplementationConfig(name="step_trace", options={"path": trace})
         config = config.model_copy(update={"observers": [*config.observers, observer]})
     return config, registry_from_config(config, plugins)
 

@@ -11,7 +11,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Self
 
-from octavo.core.config.models import Choice, EngineConfig
+from octavo.core.config.models import EngineConfig, ImplementationConfig
 from octavo.plugins.observers.prometheus.board import Board
 from octavo.plugins.observers.prometheus.exposition import Exposition, report_info
 from octavo.server.http.errors import ApiError
@@ -22,7 +22,10 @@ OBSERVER = "prometheus"
 
 def with_board(config: EngineConfig, board: Board) -> EngineConfig:
     """The configuration whose observer `prometheus` counts on this board, added where it is not."""
-    found = next((one for one in config.observers if one.name == OBSERVER), Choice(name=OBSERVER))
+    found = next(
+        (one for one in config.observers if one.name == OBSERVER),
+        ImplementationConfig(name=OBSERVER),
+    )
     shared = {"memory": board.fd, "api_workers": board.num_api}
     ours = found.model_copy(update={"options": {**found.options, **shared}})
     others = [one for one in config.observers if one.name != OBSERVER]

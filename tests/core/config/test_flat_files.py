@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from octavo.core.config import load_config
 from octavo.core.config.keywords import KEYWORDS
-from octavo.core.config.models import Choice
+from octavo.core.config.models import ImplementationConfig
 from octavo.core.errors import ConfigError
 from octavo.server.command_line import main as cli
 
@@ -53,7 +53,7 @@ def test_a_whole_file(load):
     assert config.kv_cache.prefix_caching is False
     assert config.scheduler.chunked_prefill is False
     assert config.model.trust_remote_code is False
-    assert config.graph.runner == Choice(name="eager")
+    assert config.graph.runner == ImplementationConfig(name="eager")
     assert config.model.hf_overrides == {"a": {"b": 1}}
     assert config.server.allowed_origins == ["*"]
     assert config.server.api_keys == {"key1": SecretStr("secret")}

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from octavo.core.config import load_config
 from octavo.core.config.keywords import KEYWORDS, from_keywords, integer
-from octavo.core.config.models import Choice, EngineConfig
+from octavo.core.config.models import EngineConfig, ImplementationConfig
 from octavo.core.config.validation import all_keys
 from octavo.core.errors import ConfigError
 from octavo.server.command_line.config import add_config_arguments, config_from_args
@@ -22,8 +22,8 @@ VALUES = {
     "download_dir": ("/d", "/d"),
     "dtype": ("half", "float16"),
     "max_model_len": (4096, 4096),
-    "quantization": ("int8", Choice(name="int8")),
-    "load_format": ("dummy", Choice(name="dummy")),
+    "quantization": ("int8", ImplementationConfig(name="int8")),
+    "load_format": ("dummy", ImplementationConfig(name="dummy")),
     "trust_remote_code": (True, True),
     "hf_overrides": ({"a": {"b": 1}}, {"a": {"b": 1}}),
     "generation_config": ("vllm", "octavo"),
@@ -33,7 +33,7 @@ VALUES = {
     "max_num_batched_tokens": (512, 512),
     "enable_chunked_prefill": (False, False),
     "long_prefill_token_threshold": (64, 64),
-    "scheduling_policy": ("priority", Choice(name="priority")),
+    "scheduling_policy": ("priority", ImplementationConfig(name="priority")),
     "block_size": (32, 32),
     "enable_prefix_caching": (False, False),
     "swap_space": (2, 2 << 30),
@@ -41,16 +41,16 @@ VALUES = {
     "gpu_memory_utilization": (0.5, 0.5),
     "kv_cache_memory_bytes": (1 << 20, 1 << 20),
     "num_gpu_blocks_override": (100, 100),
-    "attention_backend": ("TRITON_ATTN", Choice(name="triton")),
-    "enforce_eager": (True, Choice(name="eager")),
+    "attention_backend": ("TRITON_ATTN", ImplementationConfig(name="triton")),
+    "enforce_eager": (True, ImplementationConfig(name="eager")),
     "device": ("cpu", "cpu"),
     "served_model_name": (["a", "b"], ["a", "b"]),
     "host": ("0.0.0.0", "0.0.0.0"),
     "port": (0, 0),
     "max_logprobs": (5, 5),
     "uds": ("/s", "/s"),
-    "tool_call_parser": ("hermes", Choice(name="hermes")),
-    "reasoning_parser": ("qwen3", Choice(name="qwen3")),
+    "tool_call_parser": ("hermes", ImplementationConfig(name="hermes")),
+    "reasoning_parser": ("qwen3", ImplementationConfig(name="qwen3")),
     "chat_template_content_format": ("openai", "openai"),
     "trust_request_chat_template": (True, True),
     "stream_interval": (4, 4),
@@ -218,6 +218,6 @@ def test_a_vllm_command_line():
     assert config.model.source == "org/name"
     assert config.model.max_model_len == 4000
     assert config.server.served_model_name == ["x"]
-    assert config.graph.runner == Choice(name="eager")
+    assert config.graph.runner == ImplementationConfig(name="eager")
     with pytest.raises(ConfigError, match="MODEL is given twice: 'a' and --model 'b'"):
         config_from_args(parser.parse_args(["a", "--model", "b"]))

