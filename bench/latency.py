@@ -83,12 +83,12 @@ def lines(result: dict[str, Any]) -> list[str]:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command. Returns the exit status."""
-    from octavo.core.config.resolve import resolve
     from octavo.engine.builder import build_engine
+    from octavo.engine.device import resolve_here
     from octavo.server.command_line.config import config_from_args
 
     config, registry = config_from_args(args)
-    resolved = resolve(config, registry)
+    resolved = resolve_here(config, registry)
     tell = partial(print, file=sys.stderr)
     engine = build_engine(resolved, registry, tell)
     spec = WorkloadSpec(

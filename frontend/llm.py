@@ -63,14 +63,14 @@ class LLM:
         progress: Callable[[str], None] | None = None,
         **keywords: Any,
     ) -> None:
-        from octavo.core.config.resolve import resolve
+        from octavo.engine.device import resolve_here
         from octavo.frontend import assembly
 
         named = tokenizer if isinstance(tokenizer, str) else None
         settings, registry = assembly.configure(
             model, config=config, plugins=plugins, tokenizer=named, keywords=keywords
         )
-        resolved = resolve(settings, registry)
+        resolved = resolve_here(settings, registry)
         if not isinstance(tokenizer, Tokenizer):
             tokenizer = assembly.make_tokenizer(resolved, registry)
         inputs = assembly.make_inputs(resolved, tokenizer)

@@ -294,11 +294,11 @@ def _resolved(file: str, overrides: Sequence[str]) -> dict[str, Any]:
     """The resolved configuration of a server that was started from a file."""
     from octavo.bench.compare.differences import flat_config
     from octavo.core.config.loading import load_config
-    from octavo.core.config.resolve import resolve
+    from octavo.engine.device import resolve_here
     from octavo.server.command_line.config import registry_from_config
 
     config = load_config(file, overrides=overrides)
-    return flat_config(resolve(config, registry_from_config(config)).config)
+    return flat_config(resolve_here(config, registry_from_config(config)).config)
 
 
 def names_of(files: Sequence[str], urls: Sequence[str]) -> list[str]:

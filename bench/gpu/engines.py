@@ -62,11 +62,11 @@ def engine_config(given: Mapping[str, Any], device: str, folder: Path) -> dict[s
 def settle(config: dict[str, Any]) -> tuple[Resolved, Registry]:
     """The resolved configuration. Raises the `OctavoError` that says what cannot be had here."""
     from octavo.core.config.loading import load_config
-    from octavo.core.config.resolve import resolve
     from octavo.core.registry import Registry
+    from octavo.engine.device import resolve_here
 
     registry = Registry.discover()
-    return resolve(load_config(mapping=config), registry), registry
+    return resolve_here(load_config(mapping=config), registry), registry
 
 
 @contextmanager

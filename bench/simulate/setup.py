@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from octavo.core.config import model_facts
 from octavo.core.config.models import EngineConfig
-from octavo.core.config.resolve import Resolved, resolve
+from octavo.core.config.resolve import Resolved
 from octavo.core.contracts import Platform
 from octavo.core.errors import ConfigError
 from octavo.core.registry import Registry
 from octavo.engine.builder import build_engine
 from octavo.engine.clock import VirtualClock
 from octavo.engine.core import EngineCore
+from octavo.engine.device import resolve_here
 
 if TYPE_CHECKING:
     from octavo.plugins.executors.simulated import SimulatedExecutor, SimulatedOptions
@@ -48,7 +49,7 @@ def simulated_resolution(config: EngineConfig, registry: Registry) -> Resolved:
     if options.accelerator is not None:
         device = accelerators.load(options.accelerator)
     if config.model.source:
-        resolved = resolve(config, registry)
+        resolved = resolve_here(config, registry)
         facts = facts or resolved.model_config
     else:
         if not facts:
@@ -56,7 +57,7 @@ def simulated_resolution(config: EngineConfig, registry: Registry) -> Resolved:
                 "expected keys of a config.json, or its path; or give model.source",
                 path="executor.kind.model",
             )
-        resolved = resolve(_with_model(config, facts), registry, need_model=False)
+        resolved = resolve_here(_with_model(config, facts), registry, need_model=False)
     resolved.model_config = dict(facts)
     if device is not None and device.device == "cuda":
         resolved.platform = Platform("cuda", device.capability)

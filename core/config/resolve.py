@@ -28,13 +28,24 @@ from octavo.core.errors import (
     UnsupportedModel,
 )
 from octavo.core.registry import Registry, Selection
-from octavo.engine.device import cpu_threads, detect_platform
 
 NEEDS_MODEL = "needs a model"
 LISTS = {"logits_processor": "logits_processors", "observer": "observers"}
 FRONT_END = ("route",)
 """Kinds of parts that the front end makes for itself."""
 _BY_MODEL = ("weight_source", "tokenizer", "model", "quantization")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The facts of a machine that `auto` depends on; `octavo.engine.device` detects them."""
+
+    platform: Platform
+    platform_reason: str
+    """Why this platform was chosen, for the startup report."""
+    num_threads: int
+    """CPU threads that this process may use."""
+    num_threads_reason: str
 
 
 @dataclass
@@ -65,8 +76,10 @@ class Resolved:
     reasons: dict[str, str] = field(default_factory=dict)
 
 
-def resolve(config: EngineConfig, registry: Registry, *, need_model: bool = True) -> Resolved:
-    """Settle every `auto`, with reasons.
+def resolve(
+    config: EngineConfig, registry: Registry, machine: Machine, *, need_model: bool = True
+) -> Resolved:
+    """Settle every `auto` for `machine`, with reasons.
 
     need_model: whether a configuration without `model.source` is an error; if not, what depends on
     the model stays open and its reason is "needs a model". Raises `ConfigError`, `PluginError`, or
@@ -78,7 +91,7 @@ def resolve(config: EngineConfig, registry: Registry, *, need_model: bool = True
             "no model is given; expected a folder, hub id, .gguf file or package:NAME",
             path="model.source",
         )
-    return _Resolver(config, registry).run()
+    return _Resolver(config, registry, machine).run()
 
 
 def check_choices(config: EngineConfig, registry: Registry) -> None:
@@ -111,15 +124,16 @@ def choice_errors(config: EngineConfig, registry: Registry) -> Iterator[OctavoEr
 class _Resolver:
     """One resolution. `_facts` grows as decisions are made, and is what probes read."""
 
-    def __init__(self, config: EngineConfig, registry: Registry) -> None:
+    def __init__(self, config: EngineConfig, registry: Registry, machine: Machine) -> None:
         self._given, self._registry = config, registry
-        platform, why = detect_platform(config.executor.device)
-        self._out = Resolved(config, platform, reasons={"executor.device": why})
+        self._out = Resolved(config, machine.platform)
         self._facts: dict[str, Any] = {}
-        self._settled: dict[str, Any] = {"executor.device": platform.device}
+        self._settled: dict[str, Any] = {}
+        self._settle("executor.device", machine.platform.device, machine.platform_reason)
+        if config.executor.num_threads == "auto":
+            self._settle("executor.num_threads", machine.num_threads, machine.num_threads_reason)
 
     def run(self) -> Resolved:
-        self._settle_threads()
         has_model = bool(self._given.model.source)
         if has_model:
             self._read_model()
@@ -236,10 +250,6 @@ class _Resolver:
     def _settle(self, key: str, value: Any, why: str) -> None:
         self._settled[key] = value
         self._out.reasons[key] = why
-
-    def _settle_threads(self) -> None:
-        if self._given.executor.num_threads == "auto":
-            self._settle("executor.num_threads", *cpu_threads())
 
     def _settle_numbers(self) -> None:
         config, kv = self._given, self._given.kv_cache

@@ -98,15 +98,15 @@ class Host:
 
     def _build(self, start: wire.Start) -> Engine:
         from octavo.core.config.loading import load_config
-        from octavo.core.config.resolve import resolve
         from octavo.core.registry import Registry
+        from octavo.engine.device import resolve_here
         from octavo.frontend import assembly
 
         config = load_config(mapping=start.config)
         config.origin.replace(start.origin)
         known = config.plugins
         registry = Registry.discover(load=known.load, disable=known.disable, only=known.only)
-        resolved = resolve(config, registry)
+        resolved = resolve_here(config, registry)
         self._tell(
             wire.OWNER,
             wire.Settled(

@@ -259,14 +259,14 @@ def _is_yaml(name: str) -> bool:
 
 def show(args: argparse.Namespace) -> int:
     """`octavo config show`."""
-    from octavo.core.config.resolve import resolve
     from octavo.core.config.show import config_yaml, given_yaml
+    from octavo.engine.device import resolve_here
 
     config, registry = config_from_args(_with_file(args))
     if args.given:
         print(given_yaml(config), end="")
         return 0
-    resolved = resolve(config, registry, need_model=False)
+    resolved = resolve_here(config, registry, need_model=False)
     for error in _server_errors(config):
         raise error
     print(config_yaml(resolved), end="")

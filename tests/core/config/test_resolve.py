@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from octavo.backends.cpu import build
 from octavo.core.config import ImplementationConfig, load_config, model_facts
-from octavo.core.config import resolve as resolve_module
-from octavo.core.config.resolve import check_choices, resolve
+from octavo.core.config.resolve import Machine, check_choices, resolve
 from octavo.core.config.show import config_yaml
 from octavo.core.contracts import Availability, Platform, Provider
 from octavo.core.contracts.observer import Observer
@@ -24,6 +24,8 @@ from octavo.core.errors import (
     UnsupportedModel,
 )
 from octavo.core.registry import Registry
+
+CPU = Machine(Platform("cpu"), "a test", 2, "a test")
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -74,10 +76,8 @@ def settle(config=LLAMA, *, objects=(), overrides=(), folders=None, platform=Non
     )
     registry = Registry.discover(objects=[("weight_source", provider), *objects])
     flags = {"model.source": "m", **{key.replace("__", "."): v for key, v in flags.items()}}
-    with pytest.MonkeyPatch.context() as patch:
-        if platform is not None:
-            patch.setattr(resolve_module, "detect_platform", lambda device: (platform, "a test"))
-        return resolve(load_config(overrides=overrides, flags=flags), registry)
+    machine = CPU if platform is None else replace(CPU, platform=platform)
+    return resolve(load_config(overrides=overrides, flags=flags), registry, machine)
 
 
 # ---- numbers ------------------------------------------------------------------------------------
@@ -90,8 +90,7 @@ def test_on_a_cpu():
     assert (config.model.dtype, config.kv_cache.dtype) == ("float32", "float32")
     assert config.kv_cache.block_size == 16
     assert config.model.max_model_len == 512
-    assert isinstance(config.executor.num_threads, int)
-    assert config.executor.num_threads >= 1
+    assert config.executor.num_threads == CPU.num_threads
     assert config.scheduler.max_num_batched_tokens == "auto"
     assert resolved.reasons["model.dtype"] == "on a CPU"
     assert resolved.reasons["model.max_model_len"] == "the model's max_position_embeddings"
@@ -256,8 +255,8 @@ def test_probes_get_the_facts():
 def test_no_model():
     config, registry = load_config(), Registry.discover()
     with pytest.raises(ConfigError, match=r"^model\.source: no model is given; expected a folder"):
-        resolve(config, registry)
-    resolved = resolve(config, registry, need_model=False)
+        resolve(config, registry, CPU)
+    resolved = resolve(config, registry, CPU, need_model=False)
     assert resolved.reasons["model.max_model_len"] == "needs a model"
     assert resolved.reasons["model.implementation"] == "needs a model"
     assert resolved.weight_source is None
@@ -401,7 +400,7 @@ def test_a_policy_without_classes_stands_last(tmp_path):
     file = tmp_path / "engine.yaml"
     file.write_text("scheduler:\n  max_num_seqs: 3\n  policy: [priority, sjf, fcfs]\n")
     with pytest.raises(ConfigError, match=r"engine\.yaml:3: scheduler\.policy: 'sjf' orders") as e:
-        resolve(load_config(file), Registry.discover(), need_model=False)
+        resolve(load_config(file), Registry.discover(), CPU, need_model=False)
     assert e.value.line == 3
     file.write_text("scheduler: {policy: [priority, fair, fcfs]}\n")
     check_choices(load_config(file), Registry.discover())

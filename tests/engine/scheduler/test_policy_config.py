@@ -6,11 +6,12 @@ import pytest
 import yaml
 
 from octavo.core.config.loading import load_config
-from octavo.core.config.resolve import check_choices, resolve
+from octavo.core.config.resolve import check_choices
 from octavo.core.config.schema import config_schema
 from octavo.core.config.show import config_yaml
 from octavo.core.errors import ConfigError, PluginError
 from octavo.core.registry import Registry
+from octavo.engine.device import resolve_here
 
 LIST = ["priority", {"name": "fair", "weights": {"gold": 3, "free": 1}}]
 
@@ -25,7 +26,7 @@ def load(policy):
 
 
 def test_a_list_is_a_composition_and_shown_as_one(registry):
-    resolved = resolve(load(LIST), registry, need_model=False)
+    resolved = resolve_here(load(LIST), registry, need_model=False)
     selection = resolved.selections["scheduler_policy"]
     assert [choice.name for choice in selection.options.choices()] == ["priority", "fair"]
     shown = yaml.safe_load(config_yaml(resolved))
@@ -52,7 +53,7 @@ def test_every_part_is_checked_before_anything_starts(registry, policy, message)
     with pytest.raises(PluginError, match=message):
         check_choices(load(policy), registry)
     with pytest.raises(PluginError, match=message):
-        resolve(load(policy), registry, need_model=False)
+        resolve_here(load(policy), registry, need_model=False)
 
 
 def test_an_empty_list_is_refused():

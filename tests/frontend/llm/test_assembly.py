@@ -72,9 +72,9 @@ def test_prompts_are_prepared_without_torch(demo_model: str) -> None:
     code = f"""
 import sys
 from octavo.frontend import assembly
-from octavo.core.config.resolve import resolve
+from octavo.engine.device import resolve_here
 settings, registry = assembly.configure({demo_model!r}, keywords={{"max_model_len": 64}})
-resolved = resolve(settings, registry)
+resolved = resolve_here(settings, registry)
 inputs = assembly.make_inputs(resolved, assembly.make_tokenizer(resolved, registry))
 assert inputs.prepare("Hello", request_id="r").requests[0].token_ids.size == 1
 assert inputs.max_model_len == 64
