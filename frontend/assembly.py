@@ -35,10 +35,10 @@ def configure(
     keywords: Mapping[str, Any] | None = None,
 ) -> tuple[EngineConfig, Registry]:
     """Configuration and plugins. keywords: under vLLM's names, they win over `config`."""
-    from octavo.core.config.keywords import from_keywords
-    from octavo.core.config.loading import load_config
     from octavo.core.config.models import EngineConfig
     from octavo.core.registry import Registry
+    from octavo.frontend.config import load_config
+    from octavo.frontend.vllm.keywords import from_keywords
 
     if isinstance(plugins, str) or not isinstance(plugins, Iterable):
         raise PluginError(
@@ -91,8 +91,10 @@ def make_parsers(config: EngineConfig, registry: Registry) -> AnswerParsers:
     """The parsers that the configuration chooses, or that the user handed over."""
     from octavo.core.config.models import AUTO
 
+    server: Any = config.server  # type: ignore[attr-defined]
+
     def make(kind: str, context: Any) -> Any:
-        choice = getattr(config.server, kind)
+        choice = getattr(server, kind)
         if choice is None and not registry.preferred(kind):
             return None
         selection = registry.select(kind, choice or AUTO, explicit=choice is not None)

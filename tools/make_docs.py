@@ -1,9 +1,8 @@
 """Write what the documentation has from the code: `make docs`.
 
-docs/contracts.md comes from the source of the contracts, docs/configuration.md from the models of
-the configuration, the README's table of built-in parts from what they register,
-docs/gpu-kernels.md from the table of compiled kernels. Tests compare them with what this makes, so
-that they cannot grow stale.
+docs/contracts.md comes from the source of the contracts, the README's table of built-in parts from
+what they register, docs/gpu-kernels.md from the table of compiled kernels. Tests
+compare them with what this makes.
 """
 
 from __future__ import annotations
@@ -14,13 +13,11 @@ import json
 from pathlib import Path
 
 from octavo import backends, models, plugins
-from octavo.core.config.reference import reference
 from octavo.core.contracts import KINDS, Kind, provider
 from octavo.testing.conformance import SUITES, suite_of
 from octavo.testing.conformance.base import ConformanceSuite, promise_text, promises
 
 ROOT = Path(__file__).resolve().parent.parent
-CONFIGURATION = ROOT / "docs" / "configuration.md"
 CONTRACTS = ROOT / "docs" / "contracts.md"
 README = ROOT / "README.md"
 CONFORMANCE = ROOT / "docs" / "conformance.md"
@@ -340,10 +337,9 @@ def gpu_kernels() -> str:
 def main() -> None:
     GPU_KERNELS.write_text(gpu_kernels())
     CONTRACTS.write_text(page())
-    CONFIGURATION.write_text(reference())
     README.write_text(readme(README.read_text()))
     CONFORMANCE.write_text(conformance_page())
-    for file in (GPU_KERNELS, CONTRACTS, CONFIGURATION, README, CONFORMANCE):
+    for file in (GPU_KERNELS, CONTRACTS, README, CONFORMANCE):
         print(f"wrote {file.relative_to(ROOT)}")
 
 

@@ -1,7 +1,29 @@
-"""The configuration: one pydantic model, read from YAML, `--set` and flags. Imports no torch."""
+"""The configuration: pydantic models, read from YAML, `--set` and flags. Imports no torch.
 
-from octavo.core.config.loading import load_config
-from octavo.core.config.models import EngineConfig, ImplementationConfig
+`EngineConfig` has the engine's sections. A package that needs a section of its own (the server's
+`server`, or one that chooses implementations of a third party's kind) adds it in a subclass, and
+names the subclass by an entry point of the group `octavo.config`:
+
+    class ServiceConfig(EngineConfig):
+        server: ServerConfig = Field(default_factory=ServerConfig, description="The HTTP server.")
+
+    [project.entry-points."octavo.config"]
+    server = "octavo.server.config:ServiceConfig"
+
+`config_model()` is `EngineConfig` with the sections of every installed package, and `load_config`
+validates against it: unknown keys, `--set`, lines of the file and JSON Schema work for all sections
+alike. Settings of an implementation are no section: they are its options.
+"""
+
+from octavo.core.config.loading import config_model, load_config
+from octavo.core.config.models import EngineConfig, ImplementationConfig, Section
 from octavo.core.config.origin import Origin
 
-__all__ = ["EngineConfig", "ImplementationConfig", "Origin", "load_config"]
+__all__ = [
+    "EngineConfig",
+    "ImplementationConfig",
+    "Origin",
+    "Section",
+    "config_model",
+    "load_config",
+]

@@ -31,8 +31,6 @@ from octavo.core.registry import Registry, Selection
 
 NEEDS_MODEL = "needs a model"
 LISTS = {"logits_processor": "logits_processors", "observer": "observers"}
-FRONT_END = ("route",)
-"""Kinds of parts that the front end makes for itself."""
 _BY_MODEL = ("weight_source", "tokenizer", "model", "quantization")
 
 
@@ -88,7 +86,7 @@ def resolve(
     envvars.check()
     if need_model and not config.model.source:
         raise ConfigError(
-            "no model is given; expected a folder, hub id, .gguf file or package:NAME",
+            "no model given; expected a folder, hub id, .gguf file or package:NAME",
             path="model.source",
         )
     return _Resolver(config, registry, machine).run()
@@ -105,6 +103,8 @@ def choice_errors(config: EngineConfig, registry: Registry) -> Iterator[OctavoEr
     """Every choice that `check_choices` raises for."""
     for kind in KINDS.values():
         section, _, name = kind.config_path.partition(".")
+        if section not in type(config).model_fields:
+            continue
         value = getattr(config, section)
         choices: list[tuple[KeyPath, ImplementationConfig]] = []
         if not name:
@@ -142,9 +142,7 @@ class _Resolver:
             self._select_tokenizer()
             self._select_model()
         for kind in KINDS:
-            if kind in self._out.selections or kind in (*LISTS, *FRONT_END, *_BY_MODEL):
-                continue
-            if not self._is_left_out(kind):
+            if kind not in (*self._out.selections, *_BY_MODEL) and self._is_wanted(kind):
                 self._select(kind)
                 if kind == "attention_backend":
                     self._select_phases()
@@ -165,7 +163,7 @@ class _Resolver:
         try:
             selection = self._select("weight_source")
         except PluginUnavailable as exc:
-            raise ModelNotFound(f"model.source: nothing can read '{model.source}': {exc}") from exc
+            raise ModelNotFound(f"model.source: cannot read '{model.source}': {exc}") from exc
         source = self._out.weight_source = self._weight_source(model.source, selection)
         self._out.model_config = model_facts.override(source.config(), model.hf_overrides)
         self._out.generation_config = source.generation_config()
@@ -203,7 +201,7 @@ class _Resolver:
         if folder is None and named is not None:
             raise ModelNotFound(f"model.tokenizer: '{named}' has no tokenizer files")
         if folder is None and self._choice(path)[0].name == "auto":
-            self._out.reasons[path] = "the model comes without tokenizer files"
+            self._out.reasons[path] = "the model has no tokenizer files"
             return
         if folder is not None:
             self._facts["tokenizer_dir"] = folder
@@ -215,7 +213,7 @@ class _Resolver:
         try:
             selection = self._registry.select("weight_source", AUTO, ctx)
         except PluginUnavailable as exc:
-            raise ModelNotFound(f"model.tokenizer: nothing can read '{source}': {exc}") from exc
+            raise ModelNotFound(f"model.tokenizer: cannot read '{source}': {exc}") from exc
         return self._weight_source(source, selection)
 
     def _select_model(self) -> None:
@@ -223,7 +221,7 @@ class _Resolver:
             self._select("model")
         except PluginUnavailable as exc:
             name = self._facts.get("architecture", "none (config.json has no `architectures`)")
-            raise UnsupportedModel(f"architecture {name} is not served: {exc}") from exc
+            raise UnsupportedModel(f"architecture {name} is not supported: {exc}") from exc
         self._select_quantization()
 
     def _select_quantization(self) -> None:
@@ -265,7 +263,7 @@ class _Resolver:
             if dtype == "auto":
                 self._out.reasons["kv_cache.dtype"] = NEEDS_MODEL
             else:
-                self._settle("kv_cache.dtype", dtype, "as model.dtype")
+                self._settle("kv_cache.dtype", dtype, "same as model.dtype")
         if kv.block_size == "auto":
             self._settle("kv_cache.block_size", 16, "the default")
         self._settle_preload()
@@ -283,22 +281,22 @@ class _Resolver:
         outputs = self._given.structured_outputs
         if outputs.preload == "auto":
             named = outputs.engine.name not in ("auto", "none")
-            why = "structured_outputs.engine names one" if named else "no grammar engine is named"
+            why = "structured_outputs.engine is set" if named else "structured_outputs.engine is not set"
             self._settle("structured_outputs.preload", named, why)
 
     def _auto_dtype(self) -> tuple[str, str] | None:
         platform = self._out.platform
         if platform.device == "cpu":
-            return "float32", "on a CPU"
+            return "float32", "the default on a CPU"
         if not self._out.model_config:
             return None
         own = model_facts.checkpoint_dtype(self._out.model_config)
         if own is None:
-            own, why = "bfloat16", "config.json does not say"
+            own, why = "bfloat16", "config.json does not specify one"
         else:
-            why = "the checkpoint's own"
+            why = "the checkpoint's"
         if own == "bfloat16" and platform.capability is not None and platform.capability < (8, 0):
-            return "float16", f"{why} (bfloat16), which this device lacks"
+            return "float16", f"{why} is bfloat16, which this device lacks"
         return own, why
 
     def _settle_length(self) -> None:
@@ -310,14 +308,14 @@ class _Resolver:
         known = model_facts.model_length(self._out.model_config)
         file, line = self._given.origin.where(("model", "max_model_len"))
         if known is None and wanted is None:
-            raise ConfigError("give it: the model's config.json does not say", path=key)
+            raise ConfigError("required: config.json does not specify a context length", path=key)
         if wanted is None:
             assert known is not None, "checked above"
             self._settle(key, known[0], f"the model's {known[1]}")
         elif known is not None and wanted > known[0]:
             raise ConfigError(
-                f"expected at most {known[0]}, which is what the model is made for ({known[1]}), "
-                f"got {wanted}; to go beyond, change config.json's value by model.hf_overrides",
+                f"expected at most {known[0]}, the model's limit ({known[1]}), got {wanted}; to go "
+                "beyond it, override the model's own value with model.hf_overrides",
                 path=key,
                 file=file,
                 line=line,
@@ -326,7 +324,7 @@ class _Resolver:
         length = wanted or (known[0] if known else 0)
         if not self._given.scheduler.chunked_prefill and budget != "auto" and budget < length:
             raise ConfigError(
-                f"without chunked_prefill a whole prompt must fit into a step: expected at least "
+                f"without chunked_prefill a prompt must fit into one step: expected at least "
                 f"{key} = {length}, got {budget}",
                 path="scheduler.max_num_batched_tokens",
             )
@@ -340,13 +338,17 @@ class _Resolver:
         section = getattr(self._given, section_name)
         return getattr(section, name), name in section.model_fields_set
 
-    def _is_left_out(self, kind: str) -> bool:
-        """Whether no implementation is wanted: none is named, and the user handed over none."""
+    def _is_wanted(self, kind: str) -> bool:
+        """Whether one implementation of the kind is to be selected. Lists are not: the core's have
+        their own method, and those of others (`routes`) are theirs."""
         path = KINDS[kind].config_path
-        left_out = self._choice(path)[0] is None and not self._registry.preferred(kind)
-        if left_out:
-            self._out.reasons[path] = "none is wanted"
-        return left_out
+        section, _, name = path.partition(".")
+        if not name or section not in type(self._given).model_fields:
+            return False
+        if self._choice(path)[0] is None and not self._registry.preferred(kind):
+            self._out.reasons[path] = "not configured"
+            return False
+        return True
 
     def _select(self, kind: str, choice: ImplementationConfig | None = None) -> Selection:
         path = KINDS[kind].config_path
@@ -430,7 +432,7 @@ class _Resolver:
             if selection.registered.source.preferred:
                 why = f"given by the user ({selection.registered.where})"
             elif choice in standing:
-                why = "part of every engine"
+                why = "always on"
             self._out.reasons[dotted((key, len(chosen)))] = why
             chosen.append(replace(selection, reason=why))
         choices = [choice for choice, _ in places]

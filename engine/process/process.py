@@ -301,7 +301,10 @@ class _Run:
 
 def plain(config: EngineConfig) -> dict[str, Any]:
     """A configuration as another process may read it: what was given, without secrets."""
-    data: dict[str, Any] = config.model_dump(
-        mode="json", exclude_unset=True, exclude={"server": {"api_keys"}}
-    )
+    secrets = {
+        section: {name for name, key in fields.items() if "SecretStr" in repr(key.annotation)}
+        for section in type(config).model_fields
+        if (fields := getattr(getattr(config, section), "model_fields", {}))
+    }
+    data: dict[str, Any] = config.model_dump(mode="json", exclude_unset=True, exclude=secrets)
     return data

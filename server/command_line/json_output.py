@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from octavo.core.config.keywords import KEYWORDS
 from octavo.core.errors import ConfigError
+from octavo.frontend.vllm.keywords import KEYWORDS
 
 _FLAGS = frozenset(
     f"--{name.replace('_', '-')}" for name, known in KEYWORDS.items() if known.form == "mapping"

@@ -13,9 +13,8 @@ from typing import Any
 
 import octavo
 from octavo.core import envvars
-from octavo.core.config.keywords import KEYWORDS
-from octavo.core.config.models import EngineConfig
 from octavo.core.errors import ConfigError, OctavoError, nearest
+from octavo.frontend.vllm.keywords import KEYWORDS
 from octavo.server.command_line.config import (
     add_config_arguments,
     add_config_sources,
@@ -23,10 +22,19 @@ from octavo.server.command_line.config import (
     registry_from_config,
 )
 from octavo.server.command_line.json_output import join_mappings
+from octavo.server.config import ServiceConfig
 
 __all__ = ["add_config_arguments", "config_from_args", "main", "registry_from_config"]
 
 Command = Callable[[argparse.Namespace], int]
+
+LOG_LEVEL = envvars.EnvVar(
+    "OCTAVO_LOG_LEVEL",
+    "debug, info, warning or error",
+    "info",
+    "Lowest level of log messages that the command line prints.",
+    envvars.one_of("debug", "info", "warning", "error", default="info"),
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -48,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
-        logging.getLogger("octavo").setLevel(envvars.LOG_LEVEL.get().upper())
+        logging.getLogger("octavo").setLevel(LOG_LEVEL.get().upper())
         given = [_dashes(item) for item in join_mappings(given)]
         args, unknown = _parser().parse_known_args(given)
         if unknown:
@@ -217,7 +225,7 @@ def serve(args: argparse.Namespace) -> int:
     config, registry = config_from_args(args)
     if not config.model.source:
         raise ConfigError(
-            "no model is given; expected MODEL on the command line or in --config FILE",
+            "no model given; expected MODEL, or a file with one in --config FILE",
             path="model.source",
         )
     from octavo.server.process.serve import run
@@ -245,7 +253,7 @@ def _with_file(args: argparse.Namespace) -> argparse.Namespace:
     file = args.model_source
     if file is not None and _is_yaml(file):
         if args.config is not None:
-            raise ConfigError(f"two files are given: '{file}' and --config '{args.config}'")
+            raise ConfigError(f"configuration file given twice: '{file}' and --config '{args.config}'")
         args.config, args.model_source = file, None
     return args
 
@@ -259,8 +267,8 @@ def _is_yaml(name: str) -> bool:
 
 def show(args: argparse.Namespace) -> int:
     """`octavo config show`."""
-    from octavo.core.config.show import config_yaml, given_yaml
     from octavo.engine.device import resolve_here
+    from octavo.server.command_line.config_yaml import config_yaml, given_yaml
 
     config, registry = config_from_args(_with_file(args))
     if args.given:
@@ -273,7 +281,7 @@ def show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _server_errors(config: EngineConfig) -> Iterator[ConfigError]:
+def _server_errors(config: ServiceConfig) -> Iterator[ConfigError]:
     """What `octavo serve` refuses before it loads a model, beside keys and plugins."""
     from octavo.server.http.security import load_keys
     from octavo.server.process.listen import check_certificate
@@ -307,7 +315,7 @@ def schema(args: argparse.Namespace) -> int:
     """`octavo config schema`."""
     import json
 
-    from octavo.core.config.schema import config_schema
+    from octavo.server.command_line.config_schema import config_schema
 
     _, registry = config_from_args(args)
     print(json.dumps(config_schema(registry), indent=2))

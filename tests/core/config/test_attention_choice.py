@@ -9,10 +9,10 @@ import pytest
 from octavo.core.config.loading import load_config
 from octavo.core.config.models import AUTO
 from octavo.core.config.resolve import Machine, check_choices, resolve
-from octavo.core.config.show import config_yaml
 from octavo.core.contracts import Platform, ProbeContext
 from octavo.core.errors import PluginNotFound, PluginOptionsError
 from octavo.core.registry import Registry
+from octavo.server.command_line.config_yaml import config_yaml
 from octavo.testing.device_attention import attention_spec
 
 CPU = Machine(Platform("cpu"), "a test", 2, "a test")

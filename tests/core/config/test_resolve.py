@@ -10,7 +10,6 @@ import pytest
 from octavo.backends.cpu import build
 from octavo.core.config import ImplementationConfig, load_config, model_facts
 from octavo.core.config.resolve import Machine, check_choices, resolve
-from octavo.core.config.show import config_yaml
 from octavo.core.contracts import Availability, Platform, Provider
 from octavo.core.contracts.observer import Observer
 from octavo.core.contracts.quantization import QuantizationMethod
@@ -24,6 +23,7 @@ from octavo.core.errors import (
     UnsupportedModel,
 )
 from octavo.core.registry import Registry
+from octavo.server.command_line.config_yaml import config_yaml
 
 CPU = Machine(Platform("cpu"), "a test", 2, "a test")
 
@@ -92,7 +92,7 @@ def test_on_a_cpu():
     assert config.model.max_model_len == 512
     assert config.executor.num_threads == CPU.num_threads
     assert config.scheduler.max_num_batched_tokens == "auto"
-    assert resolved.reasons["model.dtype"] == "on a CPU"
+    assert resolved.reasons["model.dtype"] == "the default on a CPU"
     assert resolved.reasons["model.max_model_len"] == "the model's max_position_embeddings"
     assert resolved.generation_config == {"temperature": 0.5}
     assert isinstance(resolved.weight_source, Models)
@@ -109,10 +109,10 @@ def test_a_weight_source_gets_the_overrides_of_the_configuration():
 @pytest.mark.parametrize(
     ("own", "capability", "dtype", "why"),
     [
-        ("bfloat16", (9, 0), "bfloat16", "the checkpoint's own"),
-        ("bfloat16", (7, 5), "float16", "the checkpoint's own (bfloat16), which this device lacks"),
-        ("float32", (9, 0), "float32", "the checkpoint's own"),
-        (None, (9, 0), "bfloat16", "config.json does not say"),
+        ("bfloat16", (9, 0), "bfloat16", "the checkpoint's"),
+        ("bfloat16", (7, 5), "float16", "the checkpoint's is bfloat16, which this device lacks"),
+        ("float32", (9, 0), "float32", "the checkpoint's"),
+        (None, (9, 0), "bfloat16", "config.json does not specify one"),
     ],
 )
 def test_dtype_on_a_gpu(own, capability, dtype, why):
@@ -140,9 +140,9 @@ def test_longer_than_the_model():
     with pytest.raises(ConfigError) as caught:
         settle(model__max_model_len=513)
     assert str(caught.value) == (
-        "argument max_model_len: model.max_model_len: expected at most 512, which is what the "
-        "model is made for (max_position_embeddings), got 513; to go beyond, change config.json's "
-        "value by model.hf_overrides"
+        "argument: model.max_model_len: expected at most 512, the model's limit "
+        "(max_position_embeddings), got 513; to go beyond it, override the model's own value with "
+        "model.hf_overrides"
     )
     overrides = ["model.hf_overrides={max_position_embeddings: 1024}"]
     resolved = settle(model__max_model_len=1000, overrides=overrides)
@@ -152,7 +152,7 @@ def test_longer_than_the_model():
 
 def test_length_that_nobody_knows():
     short = {key: value for key, value in LLAMA.items() if key != "max_position_embeddings"}
-    with pytest.raises(ConfigError, match=r"model\.max_model_len: give it: the model's con"):
+    with pytest.raises(ConfigError, match=r"model\.max_model_len: required: config.json does not"):
         settle(short)
     assert settle(short, model__max_model_len=64).config.model.max_model_len == 64
 
@@ -208,7 +208,7 @@ def test_a_prompt_must_fit_without_chunks():
     with pytest.raises(ConfigError) as caught:
         settle(scheduler__chunked_prefill=False, scheduler__max_num_batched_tokens=256)
     assert str(caught.value) == (
-        "scheduler.max_num_batched_tokens: without chunked_prefill a whole prompt must fit into a "
+        "scheduler.max_num_batched_tokens: without chunked_prefill a prompt must fit into one "
         "step: expected at least model.max_model_len = 512, got 256"
     )
 
@@ -254,7 +254,7 @@ def test_probes_get_the_facts():
 
 def test_no_model():
     config, registry = load_config(), Registry.discover()
-    with pytest.raises(ConfigError, match=r"^model\.source: no model is given; expected a folder"):
+    with pytest.raises(ConfigError, match=r"^model\.source: no model given; expected a folder"):
         resolve(config, registry, CPU)
     resolved = resolve(config, registry, CPU, need_model=False)
     assert resolved.reasons["model.max_model_len"] == "needs a model"
@@ -272,7 +272,7 @@ def test_a_source_that_nothing_reads(tmp_path):
 
 def test_an_architecture_that_nothing_serves():
     with pytest.raises(
-        UnsupportedModel, match=r"^architecture NovelForCausalLM is not served: model\.implement"
+        UnsupportedModel, match=r"^architecture NovelForCausalLM is not supported: model\.implement"
     ):
         settle({**LLAMA, "architectures": ["NovelForCausalLM"]})
     with pytest.raises(UnsupportedModel, match=r"^architecture none \(config\.json has no `arch"):
@@ -310,7 +310,7 @@ def test_tokenizer_of_its_own(tmp_path):
     assert resolved.tokenizer_dir is None
     assert "tokenizer" not in resolved.selections
     assert resolved.reasons["model.tokenizer_backend"] == (
-        "the model comes without tokenizer files"
+        "the model has no tokenizer files"
     )
     (tmp_path / "tokenizer.json").write_text("{}")
     folders = {"other": tmp_path}
@@ -414,7 +414,7 @@ def test_shown_yaml_loads_to_the_same(tmp_path):
     text = config_yaml(resolved)
     (tmp_path / "shown.yaml").write_text(text)
     assert load_config(tmp_path / "shown.yaml") == resolved.config
-    assert "  dtype: float32  # on a CPU\n" in text
+    assert "  dtype: float32  # the default on a CPU\n" in text
     assert "  max_model_len: 512  # the model's max_position_embeddings\n" in text
     assert "  policy: fcfs  # the default\n" in text
     assert "  # not dummy: only when named\n" in text

@@ -336,7 +336,7 @@ class Fair(Plain):
         ),
         (
             {"quantum": 0},
-            "scheduler.policy.quantum: expected a number greater than 0, got 0 "
+            "scheduler.policy.quantum: expected a number > 0, got 0 "
             "[options of scheduler_policy 'fair']",
         ),
         (

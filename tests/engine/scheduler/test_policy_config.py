@@ -7,11 +7,11 @@ import yaml
 
 from octavo.core.config.loading import load_config
 from octavo.core.config.resolve import check_choices
-from octavo.core.config.schema import config_schema
-from octavo.core.config.show import config_yaml
 from octavo.core.errors import ConfigError, PluginError
 from octavo.core.registry import Registry
 from octavo.engine.device import resolve_here
+from octavo.server.command_line.config_schema import config_schema
+from octavo.server.command_line.config_yaml import config_yaml
 
 LIST = ["priority", {"name": "fair", "weights": {"gold": 3, "free": 1}}]
 

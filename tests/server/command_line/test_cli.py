@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import octavo
-from octavo.core.config import load_config
+from octavo.frontend.config import load_config
 from octavo.server.command_line import main as cli
 
 
@@ -125,7 +125,7 @@ def test_unknown_commands_and_flags(run):
 ERRORS = [
     (
         ["serve"],
-        "model.source: no model is given; expected MODEL on the command line or in --config FILE",
+        "model.source: no model given; expected MODEL, or a file with one in --config FILE",
     ),
     (["config", "validate", "none.yaml"], "none.yaml: no such file"),
     (
@@ -143,12 +143,11 @@ ERRORS = [
     ),
     (
         ["config", "validate", "-tp", "2"],
-        "tensor_parallel_size: Octavo runs a model on one device; more is not built: expected 1, "
-        "got 2",
+        "tensor_parallel_size: tensor parallelism is not supported yet (got 2)",
     ),
     (
         ["config", "show", "a.yaml", "--config", "b.yaml"],
-        "two files are given: 'a.yaml' and --config 'b.yaml'",
+        "configuration file given twice: 'a.yaml' and --config 'b.yaml'",
     ),
     (
         ["plugins", "--set", "plugins.load=[./none.py]"],
@@ -307,7 +306,7 @@ def test_config_show_without_a_model(run, tmp_path):
     status, out, _ = run("config", "show", "engine.yaml", "--max-num-seqs", "4")
     assert status == 0
     assert "  max_model_len: null  # needs a model\n" in out
-    assert "  dtype: float32  # on a CPU\n" in out
+    assert "  dtype: float32  # the default on a CPU\n" in out
     assert "  max_num_seqs: 4\n" in out
     shown = load_config(write(tmp_path / "shown.yaml", out))
     assert shown.executor.device == "cpu"
@@ -361,10 +360,9 @@ def test_config_validate_shows_every_error(run, tmp_path):
     status, out, err = run("config", "validate", "engine.yaml")
     assert (status, out) == (2, "")
     assert err.splitlines() == [
-        "octavo: engine.yaml:2: model.source: expected text, got 3",
+        "octavo: engine.yaml:2: model.source: expected a string, got 3",
         "octavo: engine.yaml:5: scheduler.max_num_seq: unknown key; did you mean 'max_num_seqs'?",
-        "octavo: engine.yaml:6: kv_cache.block_size: expected a number greater than 0 or 'auto', "
-        "got -1",
+        "octavo: engine.yaml:6: kv_cache.block_size: expected a number > 0 or 'auto', got -1",
         "octavo: engine.yaml:4: scheduler.policy: there is no scheduler_policy 'fcsf'; did you "
         "mean 'fcfs'?",
         "octavo: engine.yaml:6: kv_cache.manager.blocks: unknown option; none is known [options of "

@@ -8,11 +8,12 @@ import logging
 import pytest
 from pydantic import SecretStr
 
-from octavo.core.config import load_config
-from octavo.core.config.keywords import KEYWORDS, from_keywords, integer
+from octavo.core.config import config_model
 from octavo.core.config.models import EngineConfig, ImplementationConfig
 from octavo.core.config.validation import all_keys
 from octavo.core.errors import ConfigError
+from octavo.frontend.config import load_config
+from octavo.frontend.vllm.keywords import KEYWORDS, from_keywords, integer
 from octavo.server.command_line.config import add_config_arguments, config_from_args
 
 VALUES = {
@@ -75,7 +76,7 @@ def value_at(config: EngineConfig, path: str):
 
 
 def test_the_table_names_keys_that_exist():
-    keys = set(all_keys(EngineConfig))
+    keys = set(all_keys(config_model()))
     assert {k.path for k in KEYWORDS.values() if k.path} <= keys
     assert set(VALUES) == {name for name, k in KEYWORDS.items() if k.path}
     assert all(k.doc for k in KEYWORDS.values() if not k.path)
@@ -140,24 +141,22 @@ def test_a_torch_dtype_by_its_name():
         ),
         (
             {"tensor_parallel_size": 2},
-            "tensor_parallel_size: Octavo runs a model on one device; more is not built: expected "
-            "1, got 2",
+            "tensor_parallel_size: tensor parallelism is not supported yet (got 2)",
         ),
         (
             {"speculative_config": {"method": "ngram"}},
-            "speculative_config: speculative decoding is not built, got {'method': 'ngram'}",
+            "speculative_config: speculative decoding is not supported yet (got {'method': 'ngram'})",
         ),
-        ({"enable_lora": True}, "enable_lora: adapters are not built, got true"),
-        ({"lora_modules": ["a=b"]}, "lora_modules: adapters are not built, got ['a=b']"),
-        ({"max_loras": 2}, "max_loras: adapters are not built, got 2"),
+        ({"enable_lora": True}, "enable_lora: LoRA is not supported yet (got true)"),
+        ({"lora_modules": ["a=b"]}, "lora_modules: LoRA is not supported yet (got ['a=b'])"),
+        ({"max_loras": 2}, "max_loras: LoRA is not supported yet (got 2)"),
         (
             {"cpu_offload_gb": 4},
-            "cpu_offload_gb: this is not built: expected 0, got 4",
+            "cpu_offload_gb: CPU offloading of weights is not supported yet (got 4)",
         ),
         (
             {"distributed_executor_backend": "ray"},
-            "distributed_executor_backend: Octavo runs a model in one process: expected 'uni', "
-            "got 'ray'",
+            "distributed_executor_backend: distributed execution is not supported yet (got 'ray')",
         ),
     ],
 )
@@ -167,10 +166,21 @@ def test_refused(keywords, message):
     assert str(caught.value).startswith(message)
 
 
+def test_flags_are_named_in_messages():
+    with pytest.raises(ConfigError) as caught:
+        load_config(flags={"kv_cache.memory_utilization": 3})
+    assert str(caught.value) == (
+        "argument gpu_memory_utilization: kv_cache.memory_utilization: expected a number <= 1.0, "
+        "got 3"
+    )
+    with pytest.raises(ConfigError, match=r"^argument: executor\.num_threads: expected"):
+        load_config(flags={"executor.num_threads": "x"})
+
+
 def test_swap_space_is_given_in_gib():
     assert from_keywords({"swap_space": 1.5}) == {"preemption.swap_space": 3 << 29}
     assert from_keywords({"swap_space": 0}) == {"preemption.swap_space": 0}
-    with pytest.raises(ConfigError, match=r"swap_space: expected GiB, a number from 0 on, got -1"):
+    with pytest.raises(ConfigError, match=r"swap_space: expected a size in GiB, at least 0, got -1"):
         from_keywords({"swap_space": -1})
 
 
@@ -178,7 +188,7 @@ def test_without_effect(caplog):
     with caplog.at_level(logging.WARNING, logger="octavo.config"):
         assert from_keywords({"max_seq_len_to_capture": 4}) == {}
     assert [r.getMessage() for r in caplog.records] == [
-        "max_seq_len_to_capture has no effect in Octavo: graph.runner decides."
+        "max_seq_len_to_capture has no effect in Octavo: Decided by graph.runner."
     ]
 
 
@@ -219,5 +229,5 @@ def test_a_vllm_command_line():
     assert config.model.max_model_len == 4000
     assert config.server.served_model_name == ["x"]
     assert config.graph.runner == ImplementationConfig(name="eager")
-    with pytest.raises(ConfigError, match="MODEL is given twice: 'a' and --model 'b'"):
+    with pytest.raises(ConfigError, match="model given twice: 'a' and --model 'b'"):
         config_from_args(parser.parse_args(["a", "--model", "b"]))
