@@ -30,8 +30,8 @@ def resolve_here(config: EngineConfig, registry: Registry, *, need_model: bool =
 
 
 def detect_platform(device: str) -> tuple[Platform, str]:
-    """The platform for `executor.device`, and why. Raises `ConfigError` when `cuda` is requested and
-    not available."""
+    """The platform for `executor.device`, and why. Raises `ConfigError` when `cuda` is requested
+    and not available."""
     if device == "cpu":
         return Platform("cpu"), "set in the configuration"
     missing = None if device == "cuda" or _has_driver() else "no NVIDIA driver found"

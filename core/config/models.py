@@ -67,7 +67,9 @@ class ImplementationConfig(BaseModel):
                 "name": value["name"],
                 "options": {key: item for key, item in value.items() if key != "name"},
             }
-        raise ValueError("expected an implementation's name, or a mapping with `name` and its options")
+        raise ValueError(
+            "expected an implementation's name, or a mapping with `name` and its options"
+        )
 
 
 AUTO = ImplementationConfig(name="auto")

@@ -281,7 +281,7 @@ class _Resolver:
         outputs = self._given.structured_outputs
         if outputs.preload == "auto":
             named = outputs.engine.name not in ("auto", "none")
-            why = "structured_outputs.engine is set" if named else "structured_outputs.engine is not set"
+            why = f"structured_outputs.engine is {'set' if named else 'not set'}"
             self._settle("structured_outputs.preload", named, why)
 
     def _auto_dtype(self) -> tuple[str, str] | None:

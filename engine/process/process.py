@@ -301,10 +301,9 @@ class _Run:
 
 def plain(config: EngineConfig) -> dict[str, Any]:
     """A configuration as another process may read it: what was given, without secrets."""
-    secrets = {
-        section: {name for name, key in fields.items() if "SecretStr" in repr(key.annotation)}
-        for section in type(config).model_fields
-        if (fields := getattr(getattr(config, section), "model_fields", {}))
-    }
+    secrets: dict[str, set[str]] = {}
+    for section in type(config).model_fields:
+        fields = getattr(type(getattr(config, section)), "model_fields", {})
+        secrets[section] = {key for key, of in fields.items() if "SecretStr" in str(of.annotation)}
     data: dict[str, Any] = config.model_dump(mode="json", exclude_unset=True, exclude=secrets)
     return data

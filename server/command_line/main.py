@@ -253,7 +253,9 @@ def _with_file(args: argparse.Namespace) -> argparse.Namespace:
     file = args.model_source
     if file is not None and _is_yaml(file):
         if args.config is not None:
-            raise ConfigError(f"configuration file given twice: '{file}' and --config '{args.config}'")
+            raise ConfigError(
+                f"configuration file given twice: '{file}' and --config '{args.config}'"
+            )
         args.config, args.model_source = file, None
     return args
 

@@ -33,5 +33,5 @@ def test_bad_values(monkeypatch, tmp_path):
     )
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("OCTAVO_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(ConfigError, match="OCTAVO_CACHE_DIR: expected a directory, not a file, got"):
+    with pytest.raises(ConfigError, match="OCTAVO_CACHE_DIR: expected a directory, not a file"):
         envvars.CACHE_DIR.get()

@@ -126,8 +126,8 @@ MISTAKES = {
     ),
     "an empty name": (
         "server:\n  served_model_name: [a, '']\n",
-        "engine.yaml:2: server.served_model_name: expected a non-empty name, or a list of them, got "
-        "['a', '']",
+        "engine.yaml:2: server.served_model_name: expected a non-empty name, or a list of them, "
+        "got ['a', '']",
     ),
     "several": (
         "model:\n  dtype: x\nscheduler:\n  max_num_seqs: y\n",

@@ -309,9 +309,7 @@ def test_tokenizer_of_its_own(tmp_path):
     resolved = settle()
     assert resolved.tokenizer_dir is None
     assert "tokenizer" not in resolved.selections
-    assert resolved.reasons["model.tokenizer_backend"] == (
-        "the model has no tokenizer files"
-    )
+    assert resolved.reasons["model.tokenizer_backend"] == ("the model has no tokenizer files")
     (tmp_path / "tokenizer.json").write_text("{}")
     folders = {"other": tmp_path}
     resolved = settle(folders=folders, model__tokenizer="other")
