@@ -84,11 +84,11 @@ def lines(result: dict[str, Any]) -> list[str]:
 def main(args: argparse.Namespace) -> int:
     """Run the command. Returns the exit status."""
     from octavo.engine.builder import build_engine
-    from octavo.engine.device import resolve_here
+    from octavo.engine.resolve import resolve
     from octavo.server.command_line.config import config_from_args
 
     config, registry = config_from_args(args)
-    resolved = resolve_here(config, registry)
+    resolved = resolve(config, registry)
     tell = partial(print, file=sys.stderr)
     engine = build_engine(resolved, registry, tell)
     spec = WorkloadSpec(

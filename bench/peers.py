@@ -172,14 +172,14 @@ def _checkpoint(source: Any, peers: Sequence[str]) -> str:
 
 def main(args: argparse.Namespace) -> int:
     """Run the benchmark that the command line asks for. Returns the exit status."""
-    from octavo.engine.device import resolve_here
+    from octavo.engine.resolve import resolve
     from octavo.server.command_line.config import config_from_args
 
     for name in args.peers:
         if importlib.util.find_spec(name) is None:
             raise ConfigError(f"--peers {name}: the package is not installed")
     config, registry = config_from_args(args)
-    resolved = resolve_here(config, registry)
+    resolved = resolve(config, registry)
     if resolved.platform.device != "cpu":
         raise ConfigError("bench peers compares engines on a CPU", path="executor.device")
     folder = _checkpoint(resolved.weight_source, args.peers)

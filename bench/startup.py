@@ -70,11 +70,11 @@ def child(out: Path, given: dict[str, Any]) -> None:
     """In the process: start, generate one token, write how long it took. The clocks of both
     processes are the system's, so that the interpreter's own start counts."""
     from octavo.engine.builder import build_engine
-    from octavo.engine.device import resolve_here
+    from octavo.engine.resolve import resolve
     from octavo.frontend.assembly import configure
 
     config, registry = configure(config=given["config"])
-    resolved = resolve_here(config, registry)
+    resolved = resolve(config, registry)
     configured = time.time()
     engine = build_engine(resolved, registry)
     ready = time.time()
@@ -101,11 +101,11 @@ def child(out: Path, given: dict[str, Any]) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command. Returns the exit status."""
-    from octavo.engine.device import resolve_here
+    from octavo.engine.resolve import resolve
     from octavo.server.command_line.config import config_from_args
 
     config, registry = config_from_args(args)
-    resolve_here(config, registry)  # what is wrong with it is said here, once
+    resolve(config, registry)  # what is wrong with it is said here, once
     plain = config.model_dump(mode="json", exclude_unset=True)
     runs: dict[str, list[dict[str, Any]]] = {"cold": [], "warm": []}
     for number in range(args.num_iters_cold):

@@ -138,7 +138,7 @@ def lines(result: Mapping[str, Any]) -> list[str]:
 def main(args: argparse.Namespace) -> int:
     """Run the benchmark that the command line asks for. Returns the exit status."""
     from octavo.engine.builder import build_engine
-    from octavo.engine.device import resolve_here
+    from octavo.engine.resolve import resolve
     from octavo.server.command_line.config import config_from_args
 
     started = time.perf_counter()
@@ -148,7 +148,7 @@ def main(args: argparse.Namespace) -> int:
             f"--seed: expected 0 to {2**32 - 1}, as prompts are made of it, got {seed}"
         )
     config, registry = config_from_args(args)
-    resolved = resolve_here(config, registry)
+    resolved = resolve(config, registry)
     tell = partial(print, file=sys.stderr)
     engine = build_engine(resolved, registry, tell)
     tell("\n".join(engine.report.lines()))

@@ -35,8 +35,8 @@ from octavo.engine.scheduler.step import SchedulerLimits
 from octavo.frontend.assembly import make_tokenizer
 
 if TYPE_CHECKING:
-    from octavo.core.config.resolve import Resolved
     from octavo.core.registry import Registry
+    from octavo.engine.resolve import Resolved
 
 DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
 """`max_num_batched_tokens: auto` where nothing was measured, by device."""

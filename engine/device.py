@@ -12,21 +12,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from octavo.core.config.models import EngineConfig
-from octavo.core.config.resolve import Machine, Resolved, resolve
 from octavo.core.contracts import Platform
 from octavo.core.errors import ConfigError
-from octavo.core.registry import Registry
 
 _SPINS = "10000"
 """Rounds of waiting before a thread sleeps. See docs/decisions/2026-11-29-cpu-kernels.md."""
-
-
-def resolve_here(config: EngineConfig, registry: Registry, *, need_model: bool = True) -> Resolved:
-    """`octavo.core.config.resolve.resolve` for this machine. Raises also what `detect_platform`
-    does."""
-    machine = Machine(*detect_platform(config.executor.device), *cpu_threads())
-    return resolve(config, registry, machine, need_model=need_model)
 
 
 def detect_platform(device: str) -> tuple[Platform, str]:

@@ -18,10 +18,10 @@ from octavo.frontend.text.inputs import InputProcessor
 from octavo.frontend.text.parsers import AnswerParsers
 
 if TYPE_CHECKING:
-    from octavo.core.config.models import EngineConfig
-    from octavo.core.config.resolve import Resolved
     from octavo.core.registry import Registry
+    from octavo.engine.config import EngineConfig
     from octavo.engine.core import EngineCore
+    from octavo.engine.resolve import Resolved
 
 ConfigSource = str | os.PathLike[str] | Mapping[str, Any]
 
@@ -35,8 +35,8 @@ def configure(
     keywords: Mapping[str, Any] | None = None,
 ) -> tuple[EngineConfig, Registry]:
     """Configuration and plugins. keywords: under vLLM's names, they win over `config`."""
-    from octavo.core.config.models import EngineConfig
     from octavo.core.registry import Registry
+    from octavo.engine.config import EngineConfig
     from octavo.frontend.config import load_config
     from octavo.frontend.vllm.keywords import from_keywords
 
@@ -113,7 +113,7 @@ def make_inputs(
     parsers: AnswerParsers = AnswerParsers(),  # noqa: B008
 ) -> InputProcessor:
     """The input processor for a resolved model."""
-    from octavo.core.config.model_facts import text_config
+    from octavo.core.hf_config import text_config
 
     settings = resolved.config.model
     assert settings.max_model_len is not None, "resolve settles max_model_len"

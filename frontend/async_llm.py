@@ -24,9 +24,9 @@ from octavo.frontend.text.output_processor import OutputProcessor
 from octavo.frontend.text.state import OutputMode
 
 if TYPE_CHECKING:
-    from octavo.core.config.models import EngineConfig
-    from octavo.core.config.resolve import Resolved
     from octavo.core.registry import Registry
+    from octavo.engine.config import EngineConfig
+    from octavo.engine.resolve import Resolved
     from octavo.frontend.assembly import ConfigSource
 
 R = TypeVar("R")
@@ -59,7 +59,7 @@ class AsyncLLM:
         **keywords: Any,
     ) -> None:
         def parts() -> Parts:
-            from octavo.engine.device import resolve_here
+            from octavo.engine.resolve import resolve
             from octavo.frontend import assembly
 
             named = tokenizer if isinstance(tokenizer, str) else None
@@ -67,7 +67,7 @@ class AsyncLLM:
                 model, config=config, plugins=plugins, tokenizer=named, keywords=keywords
             )
             given = tokenizer if isinstance(tokenizer, Tokenizer) else None
-            return _parts(resolve_here(settings, registry), registry, given, progress)
+            return _parts(resolve(settings, registry), registry, given, progress)
 
         self._set_up(parts)
 

@@ -10,6 +10,7 @@ from typing import Any
 from octavo.core import config as core
 from octavo.core.config.yaml_source import read_yaml
 from octavo.core.errors import ConfigError
+from octavo.engine.config import EngineConfig
 from octavo.frontend.vllm.flag_files import with_sections
 from octavo.frontend.vllm.keywords import KEYWORDS
 
@@ -22,10 +23,19 @@ def load_config(
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
     errors: list[ConfigError] | None = None,
-) -> core.EngineConfig:
+) -> EngineConfig:
     """As `octavo.core.config.load_config`; the file may hold vLLM's flags in place of sections, and
     errors call flags by vLLM's names."""
     contents = None
     if file is not None:
-        contents = with_sections(read_yaml(Path(file)), core.config_model().model_fields, errors)
-    return core.load_config(contents, mapping, overrides, flags, errors, flag_names=_FLAG_NAMES)
+        sections = core.config_model(EngineConfig).model_fields
+        contents = with_sections(read_yaml(Path(file)), sections, errors)
+    return core.load_config(
+        EngineConfig,
+        contents,
+        mapping=mapping,
+        overrides=overrides,
+        flags=flags,
+        errors=errors,
+        flag_names=_FLAG_NAMES,
+    )

@@ -25,7 +25,7 @@ from octavo.frontend.turns import Turns
 from octavo.frontend.vllm.differences import ARGUMENTS, METHODS
 
 if TYPE_CHECKING:
-    from octavo.core.config.models import EngineConfig
+    from octavo.engine.config import EngineConfig
     from octavo.frontend.assembly import ConfigSource
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -55,14 +55,14 @@ class LLM:
         progress: Callable[[str], None] | None = None,
         **keywords: Any,
     ) -> None:
-        from octavo.engine.device import resolve_here
+        from octavo.engine.resolve import resolve
         from octavo.frontend import assembly
 
         named = tokenizer if isinstance(tokenizer, str) else None
         settings, registry = assembly.configure(
             model, config=config, plugins=plugins, tokenizer=named, keywords=keywords
         )
-        resolved = resolve_here(settings, registry)
+        resolved = resolve(settings, registry)
         if not isinstance(tokenizer, Tokenizer):
             tokenizer = assembly.make_tokenizer(resolved, registry)
         inputs = assembly.make_inputs(resolved, tokenizer)

@@ -6,14 +6,9 @@ from typing import Literal
 
 from pydantic import Field, SecretStr, field_validator
 
-from octavo.core.config.models import (
-    EngineConfig,
-    ImplementationConfig,
-    ObservabilityConfig,
-    Once,
-    Section,
-)
+from octavo.core.config.models import ImplementationConfig, Once, Section
 from octavo.core.envvars import EnvVar, name_list
+from octavo.engine.config import EngineConfig, ObservabilityConfig
 
 API_KEYS = EnvVar(
     "OCTAVO_API_KEYS",

@@ -75,10 +75,10 @@ def make_engine(
     config: nested mapping as in YAML. objects: plugins, as `LLM(plugins=...)` takes them. The
     caller closes it.
     """
-    from octavo.core.config.loading import load_config
     from octavo.core.registry import Registry
     from octavo.engine.builder import build_engine
-    from octavo.engine.device import resolve_here
+    from octavo.engine.resolve import resolve
+    from octavo.frontend.config import load_config
 
     mapping: dict[str, Any] = {
         "model": {"source": str(source)},
@@ -91,7 +91,7 @@ def make_engine(
         else:
             mapping[section] = values
     registry = Registry.discover(objects=list(objects))
-    return build_engine(resolve_here(load_config(mapping=mapping), registry), registry)
+    return build_engine(resolve(load_config(mapping=mapping), registry), registry)
 
 
 def make_requests(

@@ -6,7 +6,7 @@ import importlib.metadata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.core.config.models import EngineConfig
+from octavo.engine.config import EngineConfig
 from octavo.engine.report import StartupReport
 
 IRRELEVANT = ("server", "observability")

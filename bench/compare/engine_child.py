@@ -74,7 +74,7 @@ class Child:
         """Build the engine; what there is to know of it."""
         from octavo.bench.compare.differences import flat_config, plugin_versions
         from octavo.engine.builder import build_engine
-        from octavo.engine.device import resolve_here
+        from octavo.engine.resolve import resolve
         from octavo.frontend.config import load_config
         from octavo.server.command_line.config import registry_from_config
 
@@ -86,7 +86,7 @@ class Child:
             self._engine = simulated_engine(config, self._registry).core
             resolved = self._engine.resolved
         else:
-            resolved = resolve_here(config, self._registry)
+            resolved = resolve(config, self._registry)
             self._engine = build_engine(resolved, self._registry)
         self._resolved = resolved
         self._driver = EngineDriver(self._engine, self._encode)

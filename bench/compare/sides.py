@@ -293,12 +293,12 @@ def _peak(pid: int) -> int:
 def _resolved(file: str, overrides: Sequence[str]) -> dict[str, Any]:
     """The resolved configuration of a server that was started from a file."""
     from octavo.bench.compare.differences import flat_config
-    from octavo.engine.device import resolve_here
+    from octavo.engine.resolve import resolve
     from octavo.frontend.config import load_config
     from octavo.server.command_line.config import registry_from_config
 
     config = load_config(file, overrides=overrides)
-    return flat_config(resolve_here(config, registry_from_config(config)).config)
+    return flat_config(resolve(config, registry_from_config(config)).config)
 
 
 def names_of(files: Sequence[str], urls: Sequence[str]) -> list[str]:

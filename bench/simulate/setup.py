@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from octavo.core.config import model_facts
-from octavo.core.config.models import EngineConfig
-from octavo.core.config.resolve import Resolved
 from octavo.core.contracts import Platform
 from octavo.core.errors import ConfigError
 from octavo.core.registry import Registry
+from octavo.engine import model_facts
 from octavo.engine.builder import build_engine
 from octavo.engine.clock import VirtualClock
+from octavo.engine.config import EngineConfig
 from octavo.engine.core import EngineCore
-from octavo.engine.device import resolve_here
+from octavo.engine.resolve import Resolved, resolve
 
 if TYPE_CHECKING:
     from octavo.plugins.executors.simulated import SimulatedExecutor, SimulatedOptions
@@ -49,7 +48,7 @@ def simulated_resolution(config: EngineConfig, registry: Registry) -> Resolved:
     if options.accelerator is not None:
         device = accelerators.load(options.accelerator)
     if config.model.source:
-        resolved = resolve_here(config, registry)
+        resolved = resolve(config, registry)
         facts = facts or resolved.model_config
     else:
         if not facts:
@@ -57,7 +56,7 @@ def simulated_resolution(config: EngineConfig, registry: Registry) -> Resolved:
                 "expected keys of a config.json, or its path; or give model.source",
                 path="executor.kind.model",
             )
-        resolved = resolve_here(_with_model(config, facts), registry, need_model=False)
+        resolved = resolve(_with_model(config, facts), registry, need_model=False)
     resolved.model_config = dict(facts)
     if device is not None and device.device == "cuda":
         resolved.platform = Platform("cuda", device.capability)

@@ -1,8 +1,9 @@
-"""The configuration: pydantic models, read from YAML, `--set` and flags. Imports no torch.
+"""The configuration: pydantic models, read from YAML, `--set` and flags.
 
-`EngineConfig` has the engine's sections. A package that needs a section of its own (the server's
-`server`, or one that chooses implementations of a third party's kind) adds it in a subclass, and
-names the subclass by an entry point of the group `octavo.config`:
+Sections belong to whoever reads them: `octavo.engine.config.EngineConfig` has the engine's. Another
+package that needs a section (the server's `server`, or one that chooses implementations of a third
+party's kind) adds it in a subclass, and names the subclass by an entry point of the group
+`octavo.config`:
 
     class ServiceConfig(EngineConfig):
         server: ServerConfig = Field(default_factory=ServerConfig, description="The HTTP server.")
@@ -10,17 +11,17 @@ names the subclass by an entry point of the group `octavo.config`:
     [project.entry-points."octavo.config"]
     server = "octavo.server.config:ServiceConfig"
 
-`config_model()` is `EngineConfig` with the sections of every installed package, and `load_config`
-validates against it: unknown keys, `--set`, lines of the file and JSON Schema work for all sections
-alike. Settings of an implementation are no section: they are its options.
+`config_model` joins the sections of every installed package, and `load_config` validates against
+them: unknown keys, `--set`, lines of the file and the JSON Schema work for all sections alike.
+Settings of an implementation need no section: they are its options.
 """
 
 from octavo.core.config.loading import config_model, load_config
-from octavo.core.config.models import EngineConfig, ImplementationConfig, Section
+from octavo.core.config.models import BaseConfig, ImplementationConfig, Section
 from octavo.core.config.origin import Origin
 
 __all__ = [
-    "EngineConfig",
+    "BaseConfig",
     "ImplementationConfig",
     "Origin",
     "Section",

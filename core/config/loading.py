@@ -8,12 +8,12 @@ import os
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
 from octavo.core import envvars
-from octavo.core.config.models import EngineConfig, ImplementationConfig
+from octavo.core.config.models import BaseConfig, ImplementationConfig
 from octavo.core.config.origin import Origin, Path, dotted
 from octavo.core.config.validation import Problem, model_at, problems, show
 from octavo.core.config.yaml_source import YamlFile, parse_value, read_yaml
@@ -21,17 +21,19 @@ from octavo.core.errors import ConfigError
 
 GROUP = "octavo.config"
 
+C = TypeVar("C", bound=BaseConfig)
+
 log = logging.getLogger(GROUP)
 
 
-def config_model() -> type[EngineConfig]:
-    """`EngineConfig` with the sections of installed packages, see `octavo.core.config`.
+def config_model(base: type[C]) -> type[C]:
+    """`base` with the sections of installed packages, see `octavo.core.config`.
 
     A third party's that cannot be imported is left out with a warning; so is one that the
     environment variable OCTAVO_PLUGINS does not name.
     """
     allowed = envvars.PLUGINS.get()
-    models: list[type[EngineConfig]] = []
+    models: list[type[C]] = [base]
     for point in entry_points(group=GROUP):
         distribution = point.dist.name if point.dist else ""
         named = allowed is None or {point.name, distribution} & set(allowed)
@@ -39,37 +41,38 @@ def config_model() -> type[EngineConfig]:
             continue
         try:
             model = point.load()
-            if not (isinstance(model, type) and issubclass(model, EngineConfig)):
-                raise TypeError(f"{model!r} is not a subclass of EngineConfig")
+            if not issubclass(model, BaseConfig):
+                raise TypeError("expected a subclass of EngineConfig")
         except Exception as exc:
             log.warning("%s of '%s' cannot be loaded: %s", point.value, distribution, exc)
             continue
-        if model not in models:
-            models.append(model)
-    if len(models) < 2:
-        return models[0] if models else EngineConfig
-    return type("Config", tuple(models), {"__module__": __name__})
+        models.append(model)
+    widest = [one for one in models if not any(issubclass(m, one) and m != one for m in models)]
+    widest = list(dict.fromkeys(widest))
+    return widest[0] if len(widest) == 1 else type("Config", tuple(widest), {})
 
 
 def load_config(
+    base: type[C],
     file: str | os.PathLike[str] | YamlFile | None = None,
+    *,
     mapping: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
     errors: list[ConfigError] | None = None,
-    *,
     flag_names: Mapping[str, str] | None = None,
-) -> EngineConfig:
-    """The configuration from all its sources, the weakest first; defaults are weaker still.
+) -> C:
+    """A configuration from all its sources, the weakest first; defaults are weaker still.
 
-    file: path of a YAML file, or its contents. mapping: nested, as the YAML would be.
-    overrides: `"section.key=VALUE"` with the VALUE in YAML. flags: dotted key to value.
-    flag_names: dotted key to the name that error messages give its flag.
+    base: the model, to which `config_model` adds sections. file: path of a YAML file, or its
+    contents. mapping: nested, as the YAML would be. overrides: `"section.key=VALUE"` with the VALUE
+    in YAML. flags: dotted key to value. flag_names: dotted key to the name that error messages give
+    its flag.
 
     Raises `ConfigError` with path, file and line. With a list `errors`, invalid values are added to
     it and left out of the configuration instead.
     """
-    draft = _Draft(config_model())
+    draft = _Draft(config_model(base))
     if file is not None:
         draft.add_file(file if isinstance(file, YamlFile) else read_yaml(FilePath(file)))
     if mapping:
@@ -81,10 +84,10 @@ def load_config(
     return draft.validate(errors)
 
 
-class _Draft:
+class _Draft(Generic[C]):
     """Nested data that is not validated yet, and where each value came from."""
 
-    def __init__(self, model: type[EngineConfig]) -> None:
+    def __init__(self, model: type[C]) -> None:
         self.model = model
         self.data: dict[str, Any] = {}
         self.origin = Origin()
@@ -148,7 +151,7 @@ class _Draft:
         here[last] = value
         self.origin.record(path, source)
 
-    def validate(self, errors: list[ConfigError] | None) -> EngineConfig:
+    def validate(self, errors: list[ConfigError] | None) -> C:
         odd = [key for key in self.data if not isinstance(key, str)]
         if odd:
             raise ConfigError(

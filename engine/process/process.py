@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from octavo.core import errors
-from octavo.core.config.models import EngineConfig
 from octavo.core.envvars import child_environment
 from octavo.core.errors import EngineDeadError, OctavoError
+from octavo.engine.config import EngineConfig
 from octavo.engine.process import wire
 from octavo.engine.process.channel import Channel
 from octavo.engine.process.folder import address, make_folder, remove_folder

@@ -9,10 +9,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from octavo.core.config.models import EngineConfig, ImplementationConfig
+from octavo.core.config.models import ImplementationConfig
 from octavo.core.config.validation import model_at
 from octavo.core.errors import ConfigError
 from octavo.core.registry import Registry
+from octavo.engine.config import EngineConfig
 from octavo.frontend.config import load_config
 from octavo.frontend.vllm.keywords import KEYWORDS, Keyword, from_keywords, integer
 from octavo.server.config import ServiceConfig, service_config

@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.core.config import config_model
-from octavo.core.config.models import PHASES
 from octavo.core.contracts import KINDS
 from octavo.core.errors import PluginError
 from octavo.core.plugin_options import options_model
 from octavo.core.registry import Registered, Registry
+from octavo.engine.config import PHASES, EngineConfig
 
 _OTHER = {"type": "string", "description": "The name of any other implementation."}
 
 
 def config_schema(registry: Registry) -> dict[str, Any]:
     """The schema as plain data. A choice is a name, or a mapping with `name` and options."""
-    schema = config_model().model_json_schema()
+    schema = config_model(EngineConfig).model_json_schema()
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Octavo configuration",

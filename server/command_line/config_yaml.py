@@ -8,9 +8,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from octavo.core.config.models import EngineConfig, plain
-from octavo.core.config.resolve import Resolved
+from octavo.core.config.models import plain
 from octavo.core.contracts import KINDS
+from octavo.engine.config import EngineConfig
+from octavo.engine.resolve import Resolved
 
 
 def config_yaml(resolved: Resolved) -> str:

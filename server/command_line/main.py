@@ -269,14 +269,14 @@ def _is_yaml(name: str) -> bool:
 
 def show(args: argparse.Namespace) -> int:
     """`octavo config show`."""
-    from octavo.engine.device import resolve_here
+    from octavo.engine.resolve import resolve
     from octavo.server.command_line.config_yaml import config_yaml, given_yaml
 
     config, registry = config_from_args(_with_file(args))
     if args.given:
         print(given_yaml(config), end="")
         return 0
-    resolved = resolve_here(config, registry, need_model=False)
+    resolved = resolve(config, registry, need_model=False)
     for error in _server_errors(config):
         raise error
     print(config_yaml(resolved), end="")
@@ -298,7 +298,7 @@ def _server_errors(config: ServiceConfig) -> Iterator[ConfigError]:
 def validate(args: argparse.Namespace) -> int:
     """`octavo config validate`: keys, types, names of plugins, their options, API keys, certificate
     and environment variables; every error on a line of its own. Nothing is loaded."""
-    from octavo.core.config.resolve import choice_errors
+    from octavo.engine.resolve import choice_errors
 
     found: list[ConfigError] = []
     config, registry = config_from_args(_with_file(args), errors=found)

@@ -13,12 +13,12 @@ import socket
 import sys
 from typing import Any
 
-from octavo.core.config.loading import load_config
 from octavo.core.registry import Registry
 from octavo.engine.process.link import EngineLink
 from octavo.engine.process.parent import die_at_once
 from octavo.engine.process.wire import Settled
 from octavo.frontend.async_llm import AsyncLLM
+from octavo.frontend.config import load_config
 from octavo.frontend.process_client import parts
 from octavo.server.config import service_config
 from octavo.server.http.plugin_routes import plugin_routes

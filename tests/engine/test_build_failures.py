@@ -6,10 +6,10 @@ import textwrap
 
 import pytest
 
-from octavo.core.config import load_config
 from octavo.core.registry import Registry
 from octavo.engine.builder import build_engine
-from octavo.engine.device import resolve_here
+from octavo.engine.resolve import resolve
+from octavo.frontend.config import load_config
 from octavo.testing.model_folder import write_model_folder
 
 PLUGIN = """
@@ -61,5 +61,5 @@ def test_observers_made_before_a_failure_are_closed(tmp_path, fail_close):
     )
     registry = Registry.discover(load=config.plugins.load)
     with pytest.raises(Exception, match="no room"):
-        build_engine(resolve_here(config, registry), registry)
+        build_engine(resolve(config, registry), registry)
     assert (tmp_path / "log").read_text() == "closed\n" * 2

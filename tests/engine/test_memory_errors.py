@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from octavo.core.config.loading import load_config
 from octavo.core.contracts.executor import DeviceMemory, WarmUp, WorkerReport
 from octavo.core.contracts.model import KVSpec
 from octavo.core.errors import CapacityError
 from octavo.core.registry import Registry
 from octavo.engine.builder import build_engine
 from octavo.engine.capacity import breakdown, no_room, size
-from octavo.engine.device import resolve_here
 from octavo.engine.report import StartupReport
+from octavo.engine.resolve import resolve
+from octavo.frontend.config import load_config
 from octavo.testing.instant_executor import InstantExecutor
 from octavo.testing.model_folder import write_model_folder
 
@@ -90,7 +90,7 @@ def start(tmp_path):
         kv = {"block_size": 16, **sections.pop("kv_cache", {})}
         mapping = {"model": model, "kv_cache": kv, "executor": {"kind": "small"}, **sections}
         registry = Registry.discover(objects=[executor])
-        engine = build_engine(resolve_here(load_config(mapping=mapping), registry), registry)
+        engine = build_engine(resolve(load_config(mapping=mapping), registry), registry)
         engine.close()
         return engine.report
 

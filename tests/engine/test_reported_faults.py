@@ -11,13 +11,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo.core.config import load_config
 from octavo.core.contracts.logits_processor import HostLogitsProcessor
 from octavo.core.contracts.observer import Observer
 from octavo.core.errors import RequestTooLong
 from octavo.core.registry import Registry
 from octavo.engine.builder import build_engine
-from octavo.engine.device import resolve_here
+from octavo.engine.resolve import resolve
+from octavo.frontend.config import load_config
 from octavo.testing.fake_engine import (
     Collector,
     assert_clean,
@@ -98,7 +98,7 @@ def test_prefix_caching_hits_on_a_cpu(tmp_path, manager):
         }
     )
     registry = Registry.discover()
-    engine = build_engine(resolve_here(config, registry), registry)
+    engine = build_engine(resolve(config, registry), registry)
     try:
         prompt = (np.arange(50) * 7 % 200).tolist()
         tokens, cached = {1: [], 2: []}, {}

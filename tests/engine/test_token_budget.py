@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.core.config import load_config
 from octavo.core.registry import Registry
 from octavo.engine.builder import build_engine
-from octavo.engine.device import resolve_here
+from octavo.engine.resolve import resolve
+from octavo.frontend.config import load_config
 from octavo.testing.model_folder import write_model_folder
 
 
@@ -24,7 +24,7 @@ def limits(tmp_path, **scheduler):
         }
     )
     registry = Registry.discover(load=config.plugins.load)
-    engine = build_engine(resolve_here(config, registry), registry)
+    engine = build_engine(resolve(config, registry), registry)
     found = engine.scheduler.limits
     engine.close()
     return found.max_num_seqs, found.max_num_batched_tokens

@@ -43,14 +43,14 @@ def demo(tmp_path_factory, rehearsing):
 
 
 def _encoded(section):
-    from octavo.core.config.loading import load_config
     from octavo.core.registry import Registry
-    from octavo.engine.device import resolve_here
+    from octavo.engine.resolve import resolve
     from octavo.frontend.assembly import make_tokenizer
+    from octavo.frontend.config import load_config
 
     registry = Registry.discover()
     mapping = {"model": section, "executor": {"device": "cpu"}}
-    tokenizer = make_tokenizer(resolve_here(load_config(mapping=mapping), registry), registry)
+    tokenizer = make_tokenizer(resolve(load_config(mapping=mapping), registry), registry)
     return [list(tokenizer.encode(text)) for text in TEXTS]
 
 

@@ -61,10 +61,10 @@ def defaults(request):
 @pytest.fixture
 def make_engine(tiny_model, defaults):
     """Engines from a nested mapping of configuration; all are closed at the end."""
-    from octavo.core.config.loading import load_config
     from octavo.core.registry import Registry
     from octavo.engine.builder import build_engine
-    from octavo.engine.device import resolve_here
+    from octavo.engine.resolve import resolve
+    from octavo.frontend.config import load_config
 
     engines = []
 
@@ -77,7 +77,7 @@ def make_engine(tiny_model, defaults):
             for section, values in given.items():
                 mapping.setdefault(section, {}).update(values)
         registry = Registry.discover()
-        engine = build_engine(resolve_here(load_config(mapping=mapping), registry), registry)
+        engine = build_engine(resolve(load_config(mapping=mapping), registry), registry)
         engines.append(engine)
         return engine
 

@@ -8,9 +8,9 @@ import textwrap
 import httpx
 import pytest
 
-from octavo.core.config import load_config
 from octavo.core.errors import OctavoError
 from octavo.core.registry import Registry
+from octavo.frontend.config import load_config
 from octavo.server.config import ServiceConfig
 from octavo.server.http.app import create_app
 from octavo.server.http.plugin_routes import plugin_routes

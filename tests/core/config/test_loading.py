@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import textwrap
 
 import pytest
 
-from octavo.core.config import ImplementationConfig, config_model, load_config
+from octavo.core import config as core
+from octavo.core.config import ImplementationConfig, config_model
 from octavo.core.errors import ConfigError
+from octavo.engine.config import EngineConfig
+
+load_config = functools.partial(core.load_config, EngineConfig)
 
 
 @pytest.fixture
@@ -23,7 +28,7 @@ def load(tmp_path, monkeypatch):
 
 
 def test_an_empty_file_is_the_defaults(load):
-    defaults = config_model()()
+    defaults = config_model(EngineConfig)()
     assert load("") == defaults
     assert load("# nothing\n") == defaults
     assert load_config() == defaults
@@ -368,9 +373,9 @@ def test_precedence(load, tmp_path):
     (tmp_path / "engine.yaml").write_text(text)
     config = load_config(
         tmp_path / "engine.yaml",
-        {"scheduler": {"max_num_seqs": 2}, "model": {"seed": 2}},
-        ["scheduler.max_num_seqs=3", "model.max_model_len=3"],
-        {"scheduler.max_num_seqs": 4},
+        mapping={"scheduler": {"max_num_seqs": 2}, "model": {"seed": 2}},
+        overrides=["scheduler.max_num_seqs=3", "model.max_model_len=3"],
+        flags={"scheduler.max_num_seqs": 4},
     )
     assert config.scheduler.max_num_seqs == 4
     assert config.scheduler.max_chunk_tokens == 1
@@ -431,3 +436,57 @@ def test_a_section_that_is_not_named_by_text(tmp_path, text, shown):
     for errors in (None, []):
         with pytest.raises(ConfigError, match=f"names must be strings, got {shown}"):
             load_config(file, errors=errors)
+
+
+# ---- sections of other packages -----------------------------------------------------------------
+
+
+def package(folder, name, code):
+    """An installed distribution that adds sections."""
+    (folder / f"{name}_config.py").write_text(textwrap.dedent(code))
+    info = folder / f"{name}-1.5.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\n")
+    (info / "entry_points.txt").write_text(f"[octavo.config]\n{name} = {name}_config:Config\n")
+
+
+SECTIONS = """
+    from pydantic import Field
+
+    from octavo.core.config import ImplementationConfig, Section
+    from octavo.engine.config import EngineConfig
+
+
+    class Retrieval(Section):
+        backend: ImplementationConfig = Field(
+            default=ImplementationConfig(name="none"), description="Index."
+        )
+        top: int = Field(default=3, gt=0, description="Passages.")
+
+
+    class Config(EngineConfig):
+        retrieval: Retrieval = Field(default_factory=Retrieval, description="Retrieval.")
+"""
+
+
+def test_a_package_adds_a_section(load, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    package(tmp_path, "acme", SECTIONS)
+    assert load("").retrieval.top == 3
+    config = load("retrieval: {backend: faiss}\nserver: {port: 1}\n", "retrieval.backend.dim=8")
+    assert config.retrieval.backend == ImplementationConfig(name="faiss", options={"dim": 8})
+    assert config.server.port == 1
+    with pytest.raises(ConfigError) as caught:
+        load("model: {source: x}\nretrieval:\n  tob: 1\n")
+    assert str(caught.value) == "engine.yaml:3: retrieval.tob: unknown key; did you mean 'top'?"
+    monkeypatch.setenv("OCTAVO_PLUGINS", "other")
+    with pytest.raises(ConfigError, match="retrieval: unknown key"):
+        load("retrieval: {top: 1}\n")
+
+
+@pytest.mark.parametrize("code", ["import no_such_module\n", "Config = 3\n"])
+def test_a_package_whose_sections_cannot_be_loaded(load, tmp_path, monkeypatch, caplog, code):
+    monkeypatch.syspath_prepend(tmp_path)
+    package(tmp_path, "broken", code)
+    assert load("scheduler: {max_num_seqs: 3}\n").scheduler.max_num_seqs == 3
+    assert "broken_config:Config of 'broken' cannot be loaded: " in caplog.text

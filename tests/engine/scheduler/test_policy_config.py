@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from octavo.core.config.loading import load_config
-from octavo.core.config.resolve import check_choices
 from octavo.core.errors import ConfigError, PluginError
 from octavo.core.registry import Registry
-from octavo.engine.device import resolve_here
+from octavo.engine.resolve import check_choices, resolve
+from octavo.frontend.config import load_config
 from octavo.server.command_line.config_schema import config_schema
 from octavo.server.command_line.config_yaml import config_yaml
 
@@ -26,7 +25,7 @@ def load(policy):
 
 
 def test_a_list_is_a_composition_and_shown_as_one(registry):
-    resolved = resolve_here(load(LIST), registry, need_model=False)
+    resolved = resolve(load(LIST), registry, need_model=False)
     selection = resolved.selections["scheduler_policy"]
     assert [choice.name for choice in selection.options.choices()] == ["priority", "fair"]
     shown = yaml.safe_load(config_yaml(resolved))
@@ -53,11 +52,11 @@ def test_every_part_is_checked_before_anything_starts(registry, policy, message)
     with pytest.raises(PluginError, match=message):
         check_choices(load(policy), registry)
     with pytest.raises(PluginError, match=message):
-        resolve_here(load(policy), registry, need_model=False)
+        resolve(load(policy), registry, need_model=False)
 
 
 def test_an_empty_list_is_refused():
-    with pytest.raises(ConfigError, match=r"scheduler.policy: expected a policy, or a list"):
+    with pytest.raises(ConfigError, match="scheduler.policy: expected a policy, or a non-empty"):
         load([])
 
 

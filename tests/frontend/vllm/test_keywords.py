@@ -9,9 +9,10 @@ import pytest
 from pydantic import SecretStr
 
 from octavo.core.config import config_model
-from octavo.core.config.models import EngineConfig, ImplementationConfig
+from octavo.core.config.models import ImplementationConfig
 from octavo.core.config.validation import all_keys
 from octavo.core.errors import ConfigError
+from octavo.engine.config import EngineConfig
 from octavo.frontend.config import load_config
 from octavo.frontend.vllm.keywords import KEYWORDS, from_keywords, integer
 from octavo.server.command_line.config import add_config_arguments, config_from_args
@@ -76,7 +77,7 @@ def value_at(config: EngineConfig, path: str):
 
 
 def test_the_table_names_keys_that_exist():
-    keys = set(all_keys(config_model()))
+    keys = set(all_keys(config_model(EngineConfig)))
     assert {k.path for k in KEYWORDS.values() if k.path} <= keys
     assert set(VALUES) == {name for name, k in KEYWORDS.items() if k.path}
     assert all(k.doc for k in KEYWORDS.values() if not k.path)

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from octavo.backends.cpu import build
-from octavo.core.config import ImplementationConfig, load_config, model_facts
-from octavo.core.config.resolve import Machine, check_choices, resolve
+from octavo.core.config import ImplementationConfig
 from octavo.core.contracts import Availability, Platform, Provider
 from octavo.core.contracts.observer import Observer
 from octavo.core.contracts.quantization import QuantizationMethod
@@ -23,6 +22,9 @@ from octavo.core.errors import (
     UnsupportedModel,
 )
 from octavo.core.registry import Registry
+from octavo.engine import model_facts
+from octavo.engine.resolve import Machine, check_choices, resolve
+from octavo.frontend.config import load_config
 from octavo.server.command_line.config_yaml import config_yaml
 
 CPU = Machine(Platform("cpu"), "a test", 2, "a test")
@@ -140,7 +142,7 @@ def test_longer_than_the_model():
     with pytest.raises(ConfigError) as caught:
         settle(model__max_model_len=513)
     assert str(caught.value) == (
-        "argument: model.max_model_len: expected at most 512, the model's limit "
+        "argument max_model_len: model.max_model_len: expected at most 512, the model's limit "
         "(max_position_embeddings), got 513; to go beyond it, override the model's own value with "
         "model.hf_overrides"
     )

@@ -12,8 +12,7 @@ from typing import Any
 
 from octavo.core import envvars
 from octavo.core.availability import availability
-from octavo.core.config import model_facts
-from octavo.core.config.models import AUTO, PHASES, EngineConfig, ImplementationConfig
+from octavo.core.config.models import AUTO, ImplementationConfig
 from octavo.core.config.origin import Path as KeyPath
 from octavo.core.config.origin import dotted
 from octavo.core.contracts import KINDS, Platform, ProbeContext
@@ -27,7 +26,11 @@ from octavo.core.errors import (
     PluginUnavailable,
     UnsupportedModel,
 )
+from octavo.core.hf_config import override
 from octavo.core.registry import Registry, Selection
+from octavo.engine import model_facts
+from octavo.engine.config import PHASES, EngineConfig
+from octavo.engine.device import cpu_threads, detect_platform
 
 NEEDS_MODEL = "needs a model"
 LISTS = {"logits_processor": "logits_processors", "observer": "observers"}
@@ -36,7 +39,7 @@ _BY_MODEL = ("weight_source", "tokenizer", "model", "quantization")
 
 @dataclass(frozen=True)
 class Machine:
-    """The facts of a machine that `auto` depends on; `octavo.engine.device` detects them."""
+    """The facts of a machine that `auto` depends on."""
 
     platform: Platform
     platform_reason: str
@@ -44,6 +47,11 @@ class Machine:
     num_threads: int
     """CPU threads that this process may use."""
     num_threads_reason: str
+
+    @classmethod
+    def detect(cls, device: str) -> Machine:
+        """This machine. Raises `ConfigError` for a `device` (`executor.device`) it lacks."""
+        return cls(*detect_platform(device), *cpu_threads())
 
 
 @dataclass
@@ -75,9 +83,13 @@ class Resolved:
 
 
 def resolve(
-    config: EngineConfig, registry: Registry, machine: Machine, *, need_model: bool = True
+    config: EngineConfig,
+    registry: Registry,
+    machine: Machine | None = None,
+    *,
+    need_model: bool = True,
 ) -> Resolved:
-    """Settle every `auto` for `machine`, with reasons.
+    """Settle every `auto` for a machine (None: this one), with reasons.
 
     need_model: whether a configuration without `model.source` is an error; if not, what depends on
     the model stays open and its reason is "needs a model". Raises `ConfigError`, `PluginError`, or
@@ -89,6 +101,7 @@ def resolve(
             "no model given; expected a folder, hub id, .gguf file or package:NAME",
             path="model.source",
         )
+    machine = machine or Machine.detect(config.executor.device)
     return _Resolver(config, registry, machine).run()
 
 
@@ -165,7 +178,7 @@ class _Resolver:
         except PluginUnavailable as exc:
             raise ModelNotFound(f"model.source: cannot read '{model.source}': {exc}") from exc
         source = self._out.weight_source = self._weight_source(model.source, selection)
-        self._out.model_config = model_facts.override(source.config(), model.hf_overrides)
+        self._out.model_config = override(source.config(), model.hf_overrides)
         self._out.generation_config = source.generation_config()
         config = self._out.model_config
         self._facts |= {

@@ -6,12 +6,12 @@ import importlib.util
 
 import pytest
 
-from octavo.core.config.loading import load_config
 from octavo.core.config.models import AUTO
-from octavo.core.config.resolve import Machine, check_choices, resolve
 from octavo.core.contracts import Platform, ProbeContext
 from octavo.core.errors import PluginNotFound, PluginOptionsError
 from octavo.core.registry import Registry
+from octavo.engine.resolve import Machine, check_choices, resolve
+from octavo.frontend.config import load_config
 from octavo.server.command_line.config_yaml import config_yaml
 from octavo.testing.device_attention import attention_spec
 
