@@ -5,7 +5,7 @@ Reads the model's config.json through the chosen weight source; imports no torch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,6 @@ from octavo.core.contracts.weight_source import WeightSource, WeightSourceContex
 from octavo.core.errors import (
     ConfigError,
     ModelNotFound,
-    OctavoError,
-    PluginError,
     PluginNotFound,
     PluginUnavailable,
     UnsupportedModel,
@@ -29,10 +27,10 @@ from octavo.core.errors import (
 from octavo.core.hf_config import override
 from octavo.core.registry import Registry, Selection
 from octavo.engine import model_facts
+from octavo.engine.auto_values import NEEDS_MODEL, auto_values, read_chat_template
 from octavo.engine.config import PHASES, EngineConfig
 from octavo.engine.device import cpu_threads, detect_platform
 
-NEEDS_MODEL = "needs a model"
 LISTS = {"logits_processor": "logits_processors", "observer": "observers"}
 _BY_MODEL = ("weight_source", "tokenizer", "model", "quantization")
 
@@ -105,35 +103,6 @@ def resolve(
     return _Resolver(config, registry, machine).run()
 
 
-def check_choices(config: EngineConfig, registry: Registry) -> None:
-    """Raise for an implementation that is named and unknown, or whose options do not validate.
-    Whether it can be used here is not asked."""
-    for error in choice_errors(config, registry):
-        raise error
-
-
-def choice_errors(config: EngineConfig, registry: Registry) -> Iterator[OctavoError]:
-    """Every choice that `check_choices` raises for."""
-    for kind in KINDS.values():
-        section, _, name = kind.config_path.partition(".")
-        if section not in type(config).model_fields:
-            continue
-        value = getattr(config, section)
-        choices: list[tuple[KeyPath, ImplementationConfig]] = []
-        if not name:
-            choices = [((section, index), choice) for index, choice in enumerate(value)]
-        elif name in value.model_fields_set and getattr(value, name) is not None:
-            choices = [((section, name), getattr(value, name))]
-        if section == "attention":
-            phases = ((("attention", phase), getattr(value, phase)) for phase in PHASES)
-            choices += [(path, choice) for path, choice in phases if choice is not None]
-        for path, choice in choices:
-            try:
-                registry.check(kind.name, choice, path=path, origin=config.origin)
-            except (ConfigError, PluginError) as error:
-                yield error
-
-
 class _Resolver:
     """One resolution. `_facts` grows as decisions are made, and is what probes read."""
 
@@ -150,7 +119,7 @@ class _Resolver:
         has_model = bool(self._given.model.source)
         if has_model:
             self._read_model()
-        self._settle_numbers()
+        self._settle_values()
         if has_model:
             self._select_tokenizer()
             self._select_model()
@@ -188,7 +157,7 @@ class _Resolver:
             "quantization": model_facts.quantization_method(config),
         }
         self._facts = {key: value for key, value in self._facts.items() if value is not None}
-        self._out.chat_template = _chat_template(model.chat_template)
+        self._out.chat_template = read_chat_template(model.chat_template)
 
     def _weight_source(self, source: str, selection: Selection) -> WeightSource:
         model = self._given.model
@@ -256,91 +225,27 @@ class _Resolver:
         self._out.selections["quantization"] = replace(selection, reason=why)
         self._out.reasons[path] = why
 
-    # ---- numbers ----------------------------------------------------------------------------
+    # ---- values -----------------------------------------------------------------------------
 
     def _settle(self, key: str, value: Any, why: str) -> None:
         self._settled[key] = value
         self._out.reasons[key] = why
 
-    def _settle_numbers(self) -> None:
-        config, kv = self._given, self._given.kv_cache
-        dtype: str = config.model.dtype
-        if dtype == "auto":
-            settled = self._auto_dtype()
-            if settled is None:
-                self._out.reasons["model.dtype"] = NEEDS_MODEL
-            else:
-                dtype = settled[0]
-                self._settle("model.dtype", *settled)
-        if kv.dtype == "auto":
-            if dtype == "auto":
-                self._out.reasons["kv_cache.dtype"] = NEEDS_MODEL
-            else:
-                self._settle("kv_cache.dtype", dtype, "same as model.dtype")
-        if kv.block_size == "auto":
-            self._settle("kv_cache.block_size", 16, "the default")
-        self._settle_preload()
-        self._settle_length()
+    def _settle_values(self) -> None:
+        for key, value, reason in auto_values(
+            self._given, self._out.model_config, self._out.platform
+        ):
+            self._out.reasons[key] = reason
+            if value is not None:
+                self._settled[key] = value
         for fact, key in (
             ("dtype", "model.dtype"),
             ("kv_dtype", "kv_cache.dtype"),
             ("block_size", "kv_cache.block_size"),
         ):
-            value = self._settled.get(key, _get(config, key))
+            value = self._settled.get(key, _get(self._given, key))
             if value != "auto":
                 self._facts[fact] = value
-
-    def _settle_preload(self) -> None:
-        outputs = self._given.structured_outputs
-        if outputs.preload == "auto":
-            named = outputs.engine.name not in ("auto", "none")
-            why = f"structured_outputs.engine is {'set' if named else 'not set'}"
-            self._settle("structured_outputs.preload", named, why)
-
-    def _auto_dtype(self) -> tuple[str, str] | None:
-        platform = self._out.platform
-        if platform.device == "cpu":
-            return "float32", "the default on a CPU"
-        if not self._out.model_config:
-            return None
-        own = model_facts.checkpoint_dtype(self._out.model_config)
-        if own is None:
-            own, why = "bfloat16", "config.json does not specify one"
-        else:
-            why = "the checkpoint's"
-        if own == "bfloat16" and platform.capability is not None and platform.capability < (8, 0):
-            return "float16", f"{why} is bfloat16, which this device lacks"
-        return own, why
-
-    def _settle_length(self) -> None:
-        key, wanted = "model.max_model_len", self._given.model.max_model_len
-        if not self._out.model_config:
-            if wanted is None:
-                self._out.reasons[key] = NEEDS_MODEL
-            return
-        known = model_facts.model_length(self._out.model_config)
-        file, line = self._given.origin.where(("model", "max_model_len"))
-        if known is None and wanted is None:
-            raise ConfigError("required: config.json does not specify a context length", path=key)
-        if wanted is None:
-            assert known is not None, "checked above"
-            self._settle(key, known[0], f"the model's {known[1]}")
-        elif known is not None and wanted > known[0]:
-            raise ConfigError(
-                f"expected at most {known[0]}, the model's limit ({known[1]}), got {wanted}; to go "
-                "beyond it, override the model's own value with model.hf_overrides",
-                path=key,
-                file=file,
-                line=line,
-            )
-        budget = self._given.scheduler.max_num_batched_tokens
-        length = wanted or (known[0] if known else 0)
-        if not self._given.scheduler.chunked_prefill and budget != "auto" and budget < length:
-            raise ConfigError(
-                f"without chunked_prefill a prompt must fit into one step: expected at least "
-                f"{key} = {length}, got {budget}",
-                path="scheduler.max_num_batched_tokens",
-            )
 
     # ---- plugins ----------------------------------------------------------------------------
 
@@ -470,16 +375,3 @@ def _updated(config: EngineConfig, settled: Mapping[str, Any]) -> EngineConfig:
     for section, values in sections.items():
         top[section] = getattr(config, section).model_copy(update=values)
     return config.model_copy(update=top)
-
-
-def _chat_template(given: str | None) -> str | None:
-    """`model.chat_template`: a text that is a template, or the path of a file."""
-    if given is None or "{" in given or "\n" in given:
-        return given
-    try:
-        return Path(given).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(
-            f"expected a template or a readable file, got '{given}': {exc}",
-            path="model.chat_template",
-        ) from None

@@ -298,7 +298,7 @@ def _server_errors(config: ServiceConfig) -> Iterator[ConfigError]:
 def validate(args: argparse.Namespace) -> int:
     """`octavo config validate`: keys, types, names of plugins, their options, API keys, certificate
     and environment variables; every error on a line of its own. Nothing is loaded."""
-    from octavo.engine.resolve import choice_errors
+    from octavo.engine.choices import choice_errors
 
     found: list[ConfigError] = []
     config, registry = config_from_args(_with_file(args), errors=found)

@@ -10,7 +10,8 @@ from octavo.core.config.models import AUTO
 from octavo.core.contracts import Platform, ProbeContext
 from octavo.core.errors import PluginNotFound, PluginOptionsError
 from octavo.core.registry import Registry
-from octavo.engine.resolve import Machine, check_choices, resolve
+from octavo.engine.choices import check_choices
+from octavo.engine.resolve import Machine, resolve
 from octavo.frontend.config import load_config
 from octavo.server.command_line.config_yaml import config_yaml
 from octavo.testing.device_attention import attention_spec

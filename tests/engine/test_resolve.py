@@ -23,7 +23,8 @@ from octavo.core.errors import (
 )
 from octavo.core.registry import Registry
 from octavo.engine import model_facts
-from octavo.engine.resolve import Machine, check_choices, resolve
+from octavo.engine.choices import check_choices
+from octavo.engine.resolve import Machine, resolve
 from octavo.frontend.config import load_config
 from octavo.server.command_line.config_yaml import config_yaml
 
@@ -112,7 +113,7 @@ def test_a_weight_source_gets_the_overrides_of_the_configuration():
     ("own", "capability", "dtype", "why"),
     [
         ("bfloat16", (9, 0), "bfloat16", "the checkpoint's"),
-        ("bfloat16", (7, 5), "float16", "the checkpoint's is bfloat16, which this device lacks"),
+        ("bfloat16", (7, 5), "float16", "this device lacks bfloat16 (the checkpoint's)"),
         ("float32", (9, 0), "float32", "the checkpoint's"),
         (None, (9, 0), "bfloat16", "config.json does not specify one"),
     ],

@@ -7,7 +7,8 @@ import yaml
 
 from octavo.core.errors import ConfigError, PluginError
 from octavo.core.registry import Registry
-from octavo.engine.resolve import check_choices, resolve
+from octavo.engine.choices import check_choices
+from octavo.engine.resolve import resolve
 from octavo.frontend.config import load_config
 from octavo.server.command_line.config_schema import config_schema
 from octavo.server.command_line.config_yaml import config_yaml
@@ -56,7 +57,7 @@ def test_every_part_is_checked_before_anything_starts(registry, policy, message)
 
 
 def test_an_empty_list_is_refused():
-    with pytest.raises(ConfigError, match="scheduler.policy: expected a policy, or a non-empty"):
+    with pytest.raises(ConfigError, match=r"scheduler.policy: expected a policy, or a non-empty"):
         load([])
 
 
