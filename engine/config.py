@@ -47,29 +47,30 @@ class ModelConfig(Section):
 
     source: str = Field(
         default="",
-        description="Folder, hub id, .gguf file, or package:NAME[/FILE] for weights inside an "
+        description="Directory, hub id, .gguf file, or package:NAME[/FILE] for weights inside an "
         "installed Python package.",
     )
     tokenizer: str | None = Field(
-        default=None, description="Where the tokenizer comes from when it is not the model's own."
+        default=None, description="Source of the tokenizer, if not the model's own."
     )
     revision: str | None = Field(default=None, description="Branch, tag or commit on the hub.")
-    download_dir: str | None = Field(default=None, description="Folder for hub downloads.")
+    download_dir: str | None = Field(default=None, description="Directory for hub downloads.")
     dtype: DType = Field(
         default="auto",
-        description="Type of weights and activations. auto: float32 on a CPU, the checkpoint's "
-        "own on a GPU.",
+        description="Data type of weights and activations. auto: float32 on a CPU, the "
+        "checkpoint's on a GPU.",
     )
     max_model_len: int | None = Field(
         default=None,
         gt=0,
         le=2**30,
-        description="Longest sequence, prompt and output, in tokens. Default: the model's own.",
+        description="Maximum sequence length (prompt and output), in tokens. Default: the model's "
+        "own limit.",
     )
     quantization: ImplementationConfig = Field(
         default=AUTO,
-        description="How linear layers hold their weights. auto: the checkpoint's own method, "
-        "else the best that rounds nothing.",
+        description="Storage of linear-layer weights. auto: the checkpoint's method, else the "
+        "fastest that is lossless.",
     )
     implementation: ImplementationConfig = Field(
         default=AUTO, description="Model implementation. auto: by the checkpoint's architecture."
@@ -78,19 +79,19 @@ class ModelConfig(Section):
         default=AUTO, description="Reader of the weights. auto: by the form of `source`."
     )
     tokenizer_backend: ImplementationConfig = Field(
-        default=AUTO, description="Tokenizer implementation. auto: by the files that are there."
+        default=AUTO, description="Tokenizer implementation. auto: by the files of the model."
     )
     chat_template: str | None = Field(
-        default=None, description="Chat template, or the path of a file with one."
+        default=None, description="Chat template, or path of a file that contains one."
     )
     chat_template_content_format: Literal["auto", "string", "openai"] = Field(
         default="auto",
-        description="What the template gets for a message's content: string (text parts are joined "
-        "by line breaks), openai (a list of parts), or auto (a list stays one where the template "
-        "goes through the parts).",
+        description="Form of a message's content in the template: string (text parts joined by "
+        "line breaks), openai (a list of parts), or auto (a list if the template iterates "
+        "over the parts).",
     )
     trust_remote_code: bool = Field(
-        default=False, description="Whether Python code inside a model repository may run."
+        default=False, description="Allow Python code from the model repository to run."
     )
     hf_overrides: dict[str, Any] = Field(
         default_factory=dict, description="Keys that replace those of the model's config.json."
@@ -102,7 +103,8 @@ class ModelConfig(Section):
     )
     seed: int | None = Field(
         default=None,
-        description="Seed for requests that give none, by order of arrival. Default: random.",
+        description="Seed for requests without one, combined with the order of arrival. Default: "
+        "random.",
     )
 
 
@@ -111,22 +113,24 @@ class SchedulerConfig(Section):
 
     policy: Annotated[ImplementationConfig, BeforeValidator(_composition)] = Field(
         default=ImplementationConfig(name="fcfs"),
-        description="Order of admission, preemption and chunk sizes. A list composes: "
-        "`[priority, fair]` orders classes by priority, and users fairly within a class.",
+        description="Order of admission, preemption and chunk sizes. A list composes policies: "
+        "`[priority, fair]` orders classes by priority, and users fairly within a "
+        "class.",
     )
     max_num_seqs: int = Field(
-        default=256, gt=0, le=65536, description="Most sequences that run at once."
+        default=256, gt=0, le=65536, description="Maximum number of sequences that run at once."
     )
     max_num_batched_tokens: Tokens | Auto = Field(
         default="auto",
-        description="Most tokens a step computes. auto: by device; on a CPU measured at start, so "
-        "that a full step takes at most half a second.",
+        description="Maximum number of tokens in a step. auto: by device; on a CPU measured at "
+        "startup, so that a full step takes at most 0.5 s.",
     )
     chunked_prefill: bool = Field(
-        default=True, description="Whether prompts may be computed in chunks beside decodes."
+        default=True, description="Allow prompts to be computed in chunks, alongside decodes."
     )
     max_chunk_tokens: Tokens | None = Field(
-        default=None, description="Largest chunk of one prompt. Default: the step's budget."
+        default=None,
+        description="Largest chunk of a prompt, in tokens. Default: the step's budget.",
     )
 
 
@@ -137,44 +141,45 @@ class KVCacheConfig(Section):
         default=ImplementationConfig(name="paged"), description="KV cache manager."
     )
     block_size: BlockSize | Auto = Field(
-        default="auto", description="Tokens a block. auto: 16, or what the attention backend asks."
+        default="auto",
+        description="Tokens per block. auto: 16, or what the attention backend requires.",
     )
     eviction: ImplementationConfig = Field(
         default=ImplementationConfig(name="lru"),
-        description="Which cached block goes first (manager: paged).",
+        description="Eviction order of cached blocks (manager: paged).",
     )
     host_cache_bytes: int = Field(
         default=0,
         ge=0,
         le=MAX_BYTES,
-        description="Host memory for cached blocks that were evicted from the device; they come "
-        "back on a prefix hit (manager: paged). 0: none.",
+        description="Host memory for cached blocks evicted from the device, in bytes; they are "
+        "copied back on a prefix hit (manager: paged). 0: none.",
     )
     prefix_caching: bool = Field(
-        default=True, description="Whether computed blocks are reused for equal prefixes."
+        default=True, description="Reuse computed blocks for prompts with the same prefix."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16", "fp8", "int8"] = Field(
-        default="auto", description="Type of cached keys and values. auto: the model's dtype."
+        default="auto", description="Data type of cached keys and values. auto: the model's dtype."
     )
     memory_utilization: float = Field(
         default=0.9,
         gt=0,
         le=1,
-        description="Fraction of the device's memory that weights, activations, captured graphs "
-        "and pool may take together, what other processes hold counting too. On a CPU the pool is "
-        "bounded further, see docs/configuration.md.",
+        description="Fraction of device memory for weights, activations, captured graphs and the "
+        "KV cache pool together, including memory held by other processes. On a CPU the "
+        "pool is limited further, see docs/configuration.md.",
     )
     memory_bytes: int | None = Field(
         default=None,
         gt=0,
         le=MAX_BYTES,
-        description="Size of the pool in bytes, instead of by profiling.",
+        description="Size of the pool in bytes; disables profiling.",
     )
     num_blocks: int | None = Field(
         default=None,
         gt=0,
         le=MAX_BLOCKS,
-        description="Size of the pool in blocks, instead of by profiling.",
+        description="Size of the pool in blocks; disables profiling.",
     )
 
 
@@ -183,14 +188,15 @@ class PreemptionConfig(Section):
 
     policy: ImplementationConfig = Field(
         default=ImplementationConfig(name="recompute"),
-        description="recompute or swap, victim by victim; auto: the cheaper one, as measured.",
+        description="recompute or swap, decided per victim; auto: the cheaper one, as measured.",
     )
     swap_space: int | None = Field(
         default=None,
         ge=0,
         le=MAX_BYTES,
-        description="Host memory in bytes for the KV of preempted sequences. Default: as much as "
-        "the pool on the device, at most 4 GiB; none where the policy never swaps.",
+        description="Host memory for the KV cache of preempted sequences, in bytes. Default: the "
+        "size of the pool on the device, at most 4 GiB; none where the policy never "
+        "swaps.",
     )
 
 
@@ -204,13 +210,13 @@ class AttentionConfig(Section):
     backend: ImplementationConfig = Field(
         default=AUTO,
         description="Attention backend. auto: by device, compute capability, head sizes, dtype and "
-        "KV dtype; the startup report says why.",
+        "KV dtype; the startup report gives the reasons.",
     )
     prefill: ImplementationConfig | None = Field(
-        default=None, description="Another backend for prompts (and chunks of them)."
+        default=None, description="Backend for prompts (and chunks of them), if not the same."
     )
     decode: ImplementationConfig | None = Field(
-        default=None, description="Another backend for rows that compute one token each."
+        default=None, description="Backend for rows that compute one token each, if not the same."
     )
 
 
@@ -235,7 +241,8 @@ class ExecutorConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="Device.")
     num_threads: Threads | Auto = Field(
         default="auto",
-        description="CPU threads of the engine. auto: the cores that affinity and cgroup allow.",
+        description="CPU threads of the engine. auto: the cores that CPU affinity and cgroup "
+        "allow.",
     )
 
 
@@ -244,37 +251,42 @@ class StructuredOutputsConfig(Section):
 
     engine: ImplementationConfig = Field(
         default=AUTO,
-        description="Grammar engine. auto: the best that is installed; none: requests with "
-        "structured output are refused.",
+        description="Grammar engine. auto: the best one installed; none: requests for structured "
+        "output are rejected.",
     )
     compile_timeout_s: float = Field(
         default=10.0,
         gt=0,
-        description="Seconds that compiling one grammar may take; then it is killed, and the "
-        "request refused.",
+        description="Time limit for compiling one grammar, in seconds; the request is then "
+        "rejected.",
     )
     compile_memory_bytes: int = Field(
         default=2 * 2**30,
         gt=0,
-        description="Memory that compiling one grammar may take beyond what the process has "
-        "(Linux).",
+        description="Memory limit for compiling one grammar, in bytes beyond the process's "
+        "baseline (Linux).",
     )
     compile_processes: int = Field(
-        default=4, gt=0, le=64, description="Grammars that are compiled at once; others wait."
+        default=4,
+        gt=0,
+        le=64,
+        description="Maximum number of grammars compiled at once; others wait.",
     )
     max_grammar_bytes: int = Field(
-        default=64 * 2**20, gt=0, description="Largest compiled grammar; a larger one is refused."
+        default=64 * 2**20,
+        gt=0,
+        description="Maximum size of a compiled grammar; larger ones are rejected.",
     )
     cache_bytes: int = Field(
         default=256 * 2**20,
         ge=0,
-        description="Memory for compiled grammars that no request uses at the moment.",
+        description="Memory for compiled grammars that no running request uses.",
     )
     preload: bool | Auto = Field(
         default="auto",
-        description="Make the grammar engine ready in the background once the model is loaded, not "
-        "with the first request that needs it, which then waits some seconds longer. It holds some "
-        "300 MB. auto: where `engine` names one.",
+        description="Load the grammar engine in the background at startup rather than with the "
+        "first request that needs it, which would wait some seconds longer. Takes about "
+        "300 MB. auto: if `engine` is set.",
     )
 
 
@@ -284,13 +296,14 @@ class ObservabilityConfig(Section):
     timelines: int = Field(
         default=0,
         ge=0,
-        description="Of how many of the last requests the timeline is kept, for "
-        "`/debug/requests/{id}`; 0: only of those that ask for it.",
+        description="Number of recent requests whose timeline is kept for `/debug/requests/{id}`; "
+        "0: only of requests that ask for it.",
     )
     plugin_times: bool = Field(
         default=False,
-        description="Whether calls and seconds are counted by implementation (`plugin_times` among "
-        "the engine's metrics, and in `bench throughput --json`); costs a microsecond a call.",
+        description="Count calls and seconds per implementation (`plugin_times` among the engine's "
+        "metrics, and in `bench throughput --json`); costs about a microsecond per "
+        "call.",
     )
 
 
@@ -310,7 +323,8 @@ class EngineConfig(BaseConfig):
     graph: GraphConfig = Field(default_factory=GraphConfig, description="Graph runner.")
     executor: ExecutorConfig = Field(default_factory=ExecutorConfig, description="Executor.")
     logits_processors: Once = Field(
-        default_factory=list, description="Logits processors beside the built-in ones, in order."
+        default_factory=list,
+        description="Logits processors in addition to the built-in ones, in order.",
     )
     structured_outputs: StructuredOutputsConfig = Field(
         default_factory=StructuredOutputsConfig, description="Structured output."

@@ -24,53 +24,56 @@ class ServerConfig(Section):
     """The HTTP server."""
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
-    port: int = Field(default=8000, ge=0, le=65535, description="Port; 0: a free one.")
+    port: int = Field(default=8000, ge=0, le=65535, description="Port; 0: any free port.")
     uds: str | None = Field(
-        default=None, description="Path of a Unix socket to listen on, instead of host and port."
+        default=None, description="Path of a Unix socket to listen on instead of host and port."
     )
     ssl_certfile: str | None = Field(
-        default=None, description="Certificate chain (PEM); with ssl_keyfile: HTTPS."
+        default=None,
+        description="Certificate chain (PEM); enables HTTPS together with ssl_keyfile.",
     )
-    ssl_keyfile: str | None = Field(default=None, description="The certificate's private key.")
-    root_path: str = Field(
-        default="", description="Prefix that a proxy in front of the server takes off the path."
-    )
+    ssl_keyfile: str | None = Field(default=None, description="Private key of the certificate.")
+    root_path: str = Field(default="", description="Path prefix that a reverse proxy strips.")
     allowed_origins: list[str] = Field(
         default_factory=list,
-        description="Origins whose web pages may call the server (CORS); `*` for all.",
+        description="Origins whose web pages may call the server (CORS); `*`: all.",
     )
     api_keys: dict[str, SecretStr] = Field(
         default_factory=dict,
-        description="Client name to key. When there is any, every route but /health, /ping and "
-        "the page /dashboard wants one as a bearer token. Keys also come from `api_keys_file` and "
-        "OCTAVO_API_KEYS.",
+        description="Client name to API key. If any key is set, every route but /health, /ping and "
+        "the page /dashboard requires one as a bearer token. Keys also come from "
+        "`api_keys_file` and OCTAVO_API_KEYS.",
     )
     api_keys_file: str | None = Field(
-        default=None, description="File with further keys, one `name: key` a line."
+        default=None, description="File with more keys, one `name: key` per line."
     )
     served_model_name: str | list[str] | None = Field(
-        default=None, description="Name (or names) clients use. Default: model.source."
+        default=None, description="Model name (or names) that clients use. Default: model.source."
     )
-    max_n: int = Field(default=128, gt=0, description="Largest n of a request.")
-    max_logprobs: int = Field(default=20, ge=0, description="Most alternatives for logprobs.")
+    max_n: int = Field(default=128, gt=0, description="Maximum n of a request.")
+    max_logprobs: int = Field(
+        default=20, ge=0, description="Maximum number of alternatives for logprobs."
+    )
     stream_interval: int = Field(
         default=1,
         gt=0,
-        description="Tokens of a choice that share one event of a stream; the first and the last "
-        "token do not wait.",
+        description="Tokens of a choice per stream event; the first and the last token are sent at "
+        "once.",
     )
     max_body_bytes: int = Field(
-        default=32 * 2**20, gt=0, description="Largest request body; a larger one is a 413."
+        default=32 * 2**20,
+        gt=0,
+        description="Maximum size of a request body; larger ones are rejected with 413.",
     )
     unknown_parameters: Literal["ignore", "refuse"] = Field(
         default="ignore",
-        description="Request parameters that nobody knows: ignored, and named in a log line and in "
-        "the header x-octavo-ignored-parameters, or refused with 400.",
+        description="Unknown request parameters: ignore (and name them in the log and in the "
+        "header x-octavo-ignored-parameters), or refuse with 400.",
     )
     shutdown_timeout_s: float = Field(
         default=30.0,
         ge=0,
-        description="Seconds that running requests get to finish when the server is told to stop.",
+        description="Seconds that running requests get to finish on shutdown.",
     )
     api_workers: int = Field(
         default=1, gt=0, le=64, description="API processes that share the port and the engine."
@@ -78,47 +81,47 @@ class ServerConfig(Section):
     engine_timeout_s: float = Field(
         default=120.0,
         gt=0,
-        description="Seconds without an answer of the engine, between two steps, after which it is "
-        "taken to hang and is killed. Longer than the longest step.",
+        description="Seconds without a response from the engine between two steps after which it "
+        "is considered hung and is killed. Must exceed the longest step.",
     )
     restart_engine: bool = Field(
         default=False,
-        description="Whether an engine that has stopped by itself is started again, after 1, 2, 4 "
-        "... seconds.",
+        description="Restart an engine that has stopped unexpectedly, after 1, 2, 4 ... seconds.",
     )
     max_engine_restarts: int = Field(
         default=5,
         gt=0,
-        description="How often in a row; an engine that ran for ten minutes counts as a new one.",
+        description="Maximum number of restarts in a row; ten minutes of uptime reset the count.",
     )
     max_queued_requests: int | None = Field(
         default=None,
         gt=0,
-        description="Requests that may wait for the engine; one that comes when so many wait is "
-        "refused with 503 and Retry-After. Default: no limit.",
+        description="Maximum number of requests waiting for the engine; more are rejected with 503 "
+        "and Retry-After. Default: no limit.",
     )
     max_queued_tokens: int | None = Field(
         default=None,
         gt=0,
-        description="Prompt tokens that may wait for the engine, likewise.",
+        description="Maximum number of prompt tokens waiting for the engine, likewise.",
     )
     tool_parser: ImplementationConfig | None = Field(
         default=None,
-        description="Finds tool calls in what the model writes. Without one, tools are shown to "
-        "the model and its answer is text, unless a call is required.",
+        description="Parser of tool calls in the model's output. Without one, tools are shown to "
+        "the model and its answer is plain text, unless a call is required.",
     )
     trust_request_chat_template: bool = Field(
-        default=False, description="Whether a request may bring its own chat template."
+        default=False, description="Allow requests to bring their own chat template."
     )
     chat_template_timeout_s: float = Field(
-        default=5.0, gt=0, description="Seconds that rendering a chat may take."
+        default=5.0, gt=0, description="Time limit for rendering a chat, in seconds."
     )
     chat_template_memory_bytes: int = Field(
-        default=2**30, gt=0, description="Memory that rendering a chat may take."
+        default=2**30, gt=0, description="Memory limit for rendering a chat, in bytes."
     )
     reasoning_parser: ImplementationConfig | None = Field(
         default=None,
-        description="Tells the model's reasoning from its answer. Without one both are content.",
+        description="Parser that separates the model's reasoning from its answer. Without one both "
+        "are content.",
     )
 
     @field_validator("served_model_name")
@@ -135,27 +138,27 @@ class ServerObservabilityConfig(ObservabilityConfig):
     metrics_prefix: str = Field(
         default="octavo",
         pattern="^[a-zA-Z_][a-zA-Z0-9_]*$",
-        description="What the names of all metrics begin with, before a colon; `vllm`: dashboards "
-        "made for vLLM work.",
+        description="Prefix of all metric names, before a colon; `vllm` makes dashboards for vLLM "
+        "work.",
     )
     log_stats: bool = Field(
         default=True,
-        description="Whether the server logs a line of statistics every 10 seconds in which "
-        "something happened.",
+        description="Log a line of statistics every 10 seconds, unless idle.",
     )
     log_requests: bool = Field(
         default=False,
-        description="Whether each request is logged when it comes: id, tokens, limits, sampling.",
+        description="Log each request on arrival: id, tokens, limits, sampling.",
     )
     log_prompts: bool = Field(
-        default=False, description="Whether these lines have the prompt too; nothing else does."
+        default=False,
+        description="Include the prompt in these lines; prompts are logged nowhere else.",
     )
 
 
 class ServiceConfig(EngineConfig):
     """The configuration of an engine behind an HTTP server."""
 
-    routes: Once = Field(default_factory=list, description="Further routes of the HTTP server.")
+    routes: Once = Field(default_factory=list, description="Additional routes of the HTTP server.")
     server: ServerConfig = Field(default_factory=ServerConfig, description="The HTTP server.")
     observability: ServerObservabilityConfig = Field(
         default_factory=ServerObservabilityConfig, description="Metrics and logging."

@@ -83,14 +83,14 @@ class PluginsConfig(Section):
     load: list[str] = Field(
         default_factory=list,
         description="Modules (`my_package.my_plugin`) or files (`./my.py`, `./my.py:Policy`) to "
-        "register beside the entry points.",
+        "load in addition to installed plugins.",
     )
     disable: list[str] = Field(
         default_factory=list, description="Distributions or entry points that are not loaded."
     )
     only: list[str] | None = Field(
         default=None,
-        description="When given, only these third-party distributions or entry points are loaded.",
+        description="If set, only these third-party distributions or entry points are loaded.",
     )
 
 

@@ -57,16 +57,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         type=Path,
         metavar="FILE",
-        help="results, JSON lines; one that is there is continued",
+        help="results, JSON lines; an existing file is resumed",
     )
     parser.add_argument(
-        "--restart", action="store_true", help="drop the results that are there, and begin anew"
+        "--restart", action="store_true", help="discard existing results and start over"
     )
     parser.add_argument(
         "--max-concurrency",
         type=_positive,
         metavar="N",
-        help="requests under way at once; default: twice scheduler.max_num_seqs",
+        help="maximum number of concurrent requests; default: twice scheduler.max_num_seqs",
     )
     add_config_arguments(parser)
 
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _positive(text: str) -> int:
     value = int(text) if text.isdigit() else 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
     return value
 
 

@@ -106,7 +106,10 @@ def test_help_comes_from_the_fields(run):
     status, out, _ = run("serve", "--help")
     text = " ".join(out.split())
     assert status == 0
-    assert "Longest sequence, prompt and output, in tokens. Default: the model's own." in text
+    assert (
+        "Maximum sequence length (prompt and output), in tokens. Default: the model's own limit."
+        in text
+    )
     assert "[model.max_model_len]" in text
     assert "--no-enable-prefix-caching" in text
 
@@ -335,9 +338,12 @@ def test_mappings_key_by_key(run):
     overrides = yaml.safe_load(out)["model"]["hf_overrides"]
     assert overrides == {"rope": {"factor": 4}, "max_len": "x", "list": [1, True]}
     for wrong, message in (
-        (["--hf-overrides.a"], "--hf-overrides.a: expected a value after it"),
-        (["--hf-overrides.a=1", "--hf-overrides.a.b=1"], "--hf-overrides.a.b: 'a' has a value"),
-        (["--hf-overrides", "{}", "--hf-overrides.a=1"], "--hf-overrides is given as JSON and"),
+        (["--hf-overrides.a"], "--hf-overrides.a: expected a value"),
+        (
+            ["--hf-overrides.a=1", "--hf-overrides.a.b=1"],
+            "--hf-overrides.a.b: 'a' already has a value",
+        ),
+        (["--hf-overrides", "{}", "--hf-overrides.a=1"], "--hf-overrides: use either one JSON"),
         (["--seed.a=1"], "unknown flag '--seed.a'"),
         (["--speculative-config.method", "ngram"], "speculative_config: speculative decoding is"),
     ):
