@@ -93,7 +93,7 @@ format: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-dev
 	@$(BIN)/python tools/make_docs.py
 	@$(BIN)/python tools/freeze_surface.py
-	@$(BIN)/python -m octavo.core.config.reference > docs/configuration.md
+	@$(BIN)/python -m octavo.server.command_line.config_reference docs/configuration.md docs/from-vllm.md
 	@$(BIN)/python -m octavo.server.command_line.reference docs/server.md
 
 clean:

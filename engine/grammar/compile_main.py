@@ -60,11 +60,11 @@ def main(fd: int, parent: int) -> int:
 
 def make_engine(start: wire.Start) -> GrammarEngine:
     """The grammar engine, ready to compile."""
-    from octavo.core.config.models import Choice
+    from octavo.core.config.models import ImplementationConfig
     from octavo.core.registry import Registry
 
     registry = Registry.discover(load=start.load, disable=start.disable, only=start.only)
-    choice = Choice(name=start.name, options=start.options)
+    choice = ImplementationConfig(name=start.name, options=start.options)
     vocabulary = GrammarVocabulary(tuple(start.tokens), tuple(start.end_token_ids))
     engine: GrammarEngine = registry.create(
         registry.select("grammar_engine", choice), GrammarEngineContext(vocabulary)
