@@ -3,7 +3,8 @@
 Whole pages: docs/contracts/*.md from the source of the contracts, docs/configuration.md from the
 models of the configuration, docs/commands.md from the argument parsers, docs/gpu-kernels.md from
 the table of compiled kernels. Tables between `<!-- name -->` and `<!-- end -->` in pages written by
-hand: kinds, built-in implementations, promises, metrics. A test compares all of them with the code.
+hand: kinds, built-in implementations, promises, metrics, decisions. A test compares all of them
+with the code.
 """
 
 from __future__ import annotations
@@ -300,6 +301,14 @@ def metric_table(families: tuple[Family, ...]) -> str:
     return f"| metric | type | meaning |\n|---|---|---|\n{rows}"
 
 
+def decision_table() -> str:
+    rows = ""
+    for note in sorted((DOCS / "decisions").glob("*.md")):
+        heading = note.read_text().partition("\n")[0].removeprefix("# ")
+        rows += f"| {note.name[:10]} | [{heading}](decisions/{note.name}) |\n"
+    return f"| date | note |\n|---|---|\n{rows}"
+
+
 # ---- Triton kernels ------------------------------------------------------------------------------
 
 GPU_INTRODUCTION = """\
@@ -350,6 +359,7 @@ def derived() -> dict[Path, str]:
         DOCS / "gpu-kernels.md": gpu_kernels(),
         **filled("contracts.md", kinds=kind_table()),
         **filled("built-in.md", built_in=built_in_table()),
+        **filled("decisions.md", decisions=decision_table()),
         **filled("conformance.md", promises=promise_lists()),
         **filled("metrics.md", engine_metrics=metric_table(ENGINE), api_metrics=metric_table(API)),
     }

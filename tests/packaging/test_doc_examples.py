@@ -19,9 +19,13 @@ from octavo.core.config.models import EngineConfig
 from octavo.server.command_line.main import _parser
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"]
+PAGES = [
+    *sorted(page for page in DOCS.rglob("*.md") if page.parent.name != "decisions"),
+    DOCS.parent / "README.md",
+    DOCS.parent / "CONTRIBUTING.md",
+]
 SECTIONS = tuple(EngineConfig.model_fields)
-NAMES = [page.name for page in PAGES]
+NAMES = [str(page.relative_to(DOCS.parent)) for page in PAGES]
 
 
 def blocks(page: Path, *languages: str) -> list[str]:
