@@ -141,9 +141,11 @@ def contract_page(kind: Kind) -> str:
     (hook,) = (f for f in classes["Spec"].body if isinstance(f, ast.FunctionDef))
     assert hook.name == kind.hook, f"{kind.name} declares {hook.name}, KINDS says {kind.hook}"
     text = f"# {title(kind)}\n\n{written_from(f'the docstrings of {kind.module.__name__}')}"
-    text += f'Kind `{kind.name}`, contract version `"{kind.version}"`, chosen by '
-    text += f"`{kind.config_path}`, declared in `{kind.module.__name__}`.\n\n"
-    text += f"{doc(tree)}\n\n## `{signature(hook)}`\n\n{doc(hook)}\n\n"
+    about = doc(tree).removeprefix(f"Kind `{kind.name}`: ")
+    text += f"{about[:1].upper()}{about[1:]}\n\n| kind | version | chosen by | module |\n"
+    text += f"|---|---|---|---|\n| `{kind.name}` | {kind.version} | `{kind.config_path}` "
+    text += f"| `{kind.module.__name__}` |\n\n"
+    text += f"## `{signature(hook)}`\n\n{doc(hook)}\n\n"
     context, contract = classes[kind.context.__name__], classes[kind.contract.__name__]
     text += f"### context `{context.name}`\n\n{doc(context)}\n\n{block(fields(context, lines))}"
     text += contract_class(contract, lines)
