@@ -1,10 +1,9 @@
 """Write the parts of the documentation that come from the code: `make docs`.
 
-Whole pages: docs/contracts/*.md from the source of the contracts, docs/configuration.md from the
-models of the configuration, docs/commands.md from the argument parsers, docs/gpu-kernels.md from
-the table of compiled kernels. Tables between `<!-- name -->` and `<!-- end -->` in pages written by
-hand: kinds, built-in implementations, promises, metrics, decisions. A test compares all of them
-with the code.
+Whole pages: docs/contracts/*.md from the source of the contracts, docs/commands.md from the
+argument parsers, docs/gpu-kernels.md from the table of compiled kernels. Tables between
+`<!-- name -->` and `<!-- end -->` in pages written by hand: kinds, built-in implementations,
+promises, metrics, decisions. A test compares all of them with the code.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from octavo import backends, models, plugins
-from octavo.core.config.reference import reference
 from octavo.core.contracts import KINDS, Kind, provider
 from octavo.plugins.observers.prometheus.families import API, ENGINE, Family
 from octavo.server.command_line.main import _parser
@@ -93,18 +91,15 @@ def type_names(tree: ast.Module) -> str:
 
 
 def fields(node: ast.ClassDef, lines: list[str]) -> list[str]:
-    """Annotated attributes as in the source, with the comments and strings that document them."""
+    """Attributes as in the source, with the comments and strings that document them."""
     shown = []
     for index, item in enumerate(node.body):
-        if isinstance(item, ast.AnnAssign):
-            above = item.lineno - 1
-            while lines[above - 1].strip().startswith("#"):
-                above -= 1
-            shown += [line.strip() for line in lines[above : item.lineno - 1]]
+        if isinstance(item, ast.AnnAssign | ast.Assign):
+            first = item.lineno - 1
+            while lines[first - 1].strip().startswith("#"):
+                first -= 1
             shown += [f"# {line}".rstrip() for line in string_after(node.body, index).splitlines()]
-            last = lines[(item.end_lineno or item.lineno) - 1].encode()
-            comment = last[item.end_col_offset or 0 :].decode()
-            shown.append(ast.unparse(item) + comment.rstrip())
+            shown += [line[item.col_offset :] for line in lines[first : item.end_lineno]]
     return shown
 
 
@@ -356,7 +351,6 @@ def derived() -> dict[Path, str]:
     pages = {DOCS / "contracts" / f"{kind.name}.md": contract_page(kind) for kind in kinds()}
     return pages | {
         DOCS / "contracts" / "shared.md": shared_page(),
-        DOCS / "configuration.md": reference(),
         DOCS / "commands.md": commands_page(),
         DOCS / "gpu-kernels.md": gpu_kernels(),
         **filled("contracts.md", kinds=kind_table()),

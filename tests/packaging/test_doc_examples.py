@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from octavo.core.config.loading import load_config
-from octavo.core.config.models import EngineConfig
+from octavo.core.config import config_model
+from octavo.engine.config import EngineConfig
+from octavo.frontend.config import load_config
 from octavo.server.command_line.main import _parser
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -26,7 +27,7 @@ PAGES = [
     DOCS.parent / "README.md",
     DOCS.parent / "CONTRIBUTING.md",
 ]
-SECTIONS = tuple(EngineConfig.model_fields)
+SECTIONS = tuple(config_model(EngineConfig).model_fields)
 NAMES = [str(page.relative_to(DOCS.parent)) for page in PAGES]
 
 
