@@ -256,8 +256,8 @@ def kind_table() -> str:
     rows = ""
     for kind in kinds():
         rows += f"| [{kind.name}](contracts/{kind.name}.md) | `{kind.module.__name__}` "
-        rows += f"| `{kind.config_path}` | `{kind.hook}` |\n"
-    return f"| kind | module | chosen by | hook |\n|---|---|---|---|\n{rows}"
+        rows += f"| `{kind.hook}` |\n"
+    return f"| kind | module | hook |\n|---|---|---|\n{rows}"
 
 
 def built_in_table() -> str:
