@@ -3,7 +3,8 @@
 Whole pages: docs/contracts/*.md from the source of the contracts, docs/commands.md from the
 argument parsers, docs/gpu-kernels.md from the table of compiled kernels. Tables between
 `<!-- name -->` and `<!-- end -->` in pages written by hand: kinds, built-in implementations,
-promises, metrics, decisions. A test compares all of them with the code.
+promises, metrics, decisions; and the pages of kinds in mkdocs.yml. A test compares all of them with
+the code.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from octavo.testing.conformance.base import ConformanceSuite, promise_text, prom
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+SITE = ROOT / "mkdocs.yml"
 KERNEL_TABLE = ROOT / "backends" / "triton" / "kernels.json"
 
 # Modules whose functions are hook implementations, as the entry points of pyproject.toml list them.
@@ -298,6 +300,14 @@ def metric_table(families: tuple[Family, ...]) -> str:
     return f"| metric | type | meaning |\n|---|---|---|\n{rows}"
 
 
+def navigation(site: str) -> str:
+    """mkdocs.yml with a page for each kind."""
+    before, opening, rest = site.partition("          # kinds: written by `make docs`\n")
+    _, closing, after = rest.partition("          # end\n")
+    pages = "".join(f"          - {title(kind)}: contracts/{kind.name}.md\n" for kind in kinds())
+    return f"{before}{opening}{pages}{closing}{after}"
+
+
 def decision_table() -> str:
     rows = ""
     for note in sorted((DOCS / "decisions").glob("*.md")):
@@ -351,6 +361,7 @@ def derived() -> dict[Path, str]:
     pages = {DOCS / "contracts" / f"{kind.name}.md": contract_page(kind) for kind in kinds()}
     return pages | {
         DOCS / "contracts" / "shared.md": shared_page(),
+        SITE: navigation(SITE.read_text()),
         DOCS / "commands.md": commands_page(),
         DOCS / "gpu-kernels.md": gpu_kernels(),
         **filled("contracts.md", kinds=kind_table()),
