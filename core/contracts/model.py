@@ -123,7 +123,7 @@ class CausalLM(ABC):
     which may take seconds. Weights that are overwritten in place need it only where a runner holds
     them in another form: graphs and compiled code read them where they are, and so do packed layers
     whose packed form is written, but the runner `native` has copies of the norms. Keys and values
-    that were computed before stay as they are for sequences that hold them; those that get a seat
+    that were computed before stay as they are for sequences that hold them; those that get a slot
     afterwards find none of them in the prefix cache.
     """
 

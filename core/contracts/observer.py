@@ -19,7 +19,7 @@ from octavo.core.contracts.provider import Provider, hookspec
 class PreemptionRecord:
     """A sequence that gave way. action: what was done, `recompute` or `swap`. num_computed: tokens
     whose KV it had, in `num_blocks` blocks. reason: the preemption policy's, or why a swap became a
-    recompute. lost_to: handle of the sequence that it gave way to, and what that lacked, `seat` or
+    recompute. lost_to: handle of the sequence that it gave way to, and what that lacked, `slot` or
     `blocks`."""
 
     handle: int

@@ -1,6 +1,6 @@
 """Kind `scheduler_policy`: who is admitted next, who gives way, how large a chunk may be.
 
-Mechanics (budgets, seats, blocks, state) belong to `octavo.engine.scheduler`; a policy orders.
+Mechanics (budgets, slots, blocks, state) belong to `octavo.engine.scheduler`; a policy orders.
 It runs in the engine process, on the engine thread, between steps.
 """
 
@@ -119,7 +119,7 @@ class SchedulerPolicy(ABC):
 
     @abstractmethod
     def peek(self) -> WaitingRequest | None:
-        """The next request to admit, or None. Called only while a seat, tokens and blocks are
+        """The next request to admit, or None. Called only while a slot, tokens and blocks are
         free, so 10,000 waiting requests cost a step nothing."""
 
     @abstractmethod
@@ -153,7 +153,7 @@ class SchedulerPolicy(ABC):
 
     def preempts(self, request: WaitingRequest, view: RunningView) -> int | None:
         """The slot of a running request that must give way to `request`, which `peek` returned and
-        which finds no seat or no blocks; None: it waits. Asked again until the request fits. The
+        which finds no slot or no blocks; None: it waits. Asked again until the request fits. The
         answer may depend only on `request` and on who runs: a None holds until either changes.
         The one preempted must stand behind `request` in the queue, else they take turns."""
         return None
