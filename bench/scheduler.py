@@ -31,11 +31,12 @@ from octavo.core.config.models import COMPOSED, ImplementationConfig
 from octavo.core.contracts.kv_cache_manager import KVCacheManagerContext
 from octavo.core.contracts.preemption_policy import PreemptionPolicyContext
 from octavo.core.contracts.scheduler_policy import SchedulerPolicyContext
-from octavo.core.messages import Codec, EngineOutputs, EngineRequest, StepPlan, StepResult
+from octavo.core.messages import EngineOutputs, EngineRequest, StepPlan, StepResult
 from octavo.core.registry import Registry
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step import SchedulerLimits
+from octavo.kernels.codec import Codec
 
 VOCAB = 32000
 PHASES = ("schedule", "prepare", "commit", "catch_up")

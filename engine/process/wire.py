@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from octavo.core.messages import Codec, EngineOutputs, EngineRequest
+from octavo.core.messages import EngineOutputs, EngineRequest
 from octavo.engine.report import StartupReport
+from octavo.kernels.codec import Codec
 
 OWNER = b"owner"
 

@@ -6,7 +6,8 @@ It keeps plans and results honest: they must hold all that a worker in another p
 from __future__ import annotations
 
 from octavo.core.contracts.executor import Ticket
-from octavo.core.messages import Codec, LogitMasks, StepPlan, StepResult
+from octavo.core.messages import LogitMasks, StepPlan, StepResult
+from octavo.kernels.codec import Codec
 from octavo.plugins.executors.local import LocalExecutor
 
 _PLANS, _MASKS, _RESULTS = Codec(StepPlan), Codec(LogitMasks), Codec(StepResult)
