@@ -26,7 +26,7 @@ from octavo.core.contracts.attention_backend import (
 )
 from octavo.core.contracts.model import AttentionSpec, KVSpec
 from octavo.engine.worker.kv_pool import KVPool, byte_view, choose_layout
-from octavo.kernels.rope import RopeTable, apply_rope
+from octavo.kernels import RopeTable, apply_rope
 
 MakeBackend = Callable[[AttentionBackendContext], AttentionBackend]
 

@@ -26,9 +26,9 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from octavo.backends.attention.cache_dtype import to_cache_dtype
 from octavo.backends.attention.features import missing_feature, uneven_heads
 from octavo.backends.attention.flex_options import FlexOptions
-from octavo.backends.attention.staging import as_cached
 from octavo.core.contracts.attention_backend import (
     AttentionBackend,
     AttentionBackendContext,
@@ -39,7 +39,7 @@ from octavo.core.contracts.attention_backend import (
 from octavo.core.contracts.model import AttentionSpec
 from octavo.core.contracts.provider import Platform
 from octavo.core.errors import PluginUnavailable
-from octavo.kernels.upload import upload
+from octavo.kernels import upload
 
 _CUDA_BLOCKS = (16, 32, 64, 128)
 
@@ -223,8 +223,8 @@ class FlexAttention(AttentionBackend):
         batch, spec = self._batch, layer.spec
         assert batch is not None, "attention ran before it was planned"
         keys, values = _flat(layer.k_cache), _flat(layer.v_cache)
-        keys.index_copy_(0, batch.slot_mapping, as_cached(k, self._kv_dtype))
-        values.index_copy_(0, batch.slot_mapping, as_cached(v, self._kv_dtype))
+        keys.index_copy_(0, batch.slot_mapping, to_cache_dtype(k, self._kv_dtype))
+        values.index_copy_(0, batch.slot_mapping, to_cache_dtype(v, self._kv_dtype))
         if self._planned is None:
             self._planned = self._plan(batch, layer.k_cache.shape[0])
         score = None if spec.soft_cap is None else _capped(spec.soft_cap)

@@ -21,7 +21,6 @@ from tqdm import tqdm
 from octavo.backends.graph_runners.compiled import CompileRunner
 from octavo.backends.graph_runners.options import CudaGraphOptions
 from octavo.core.contracts.graph_runner import Captured, GraphRunner, GraphRunnerContext
-from octavo.engine.capacity import size as size_text
 
 logger = logging.getLogger(__name__)
 
@@ -202,12 +201,8 @@ class CudaGraphRunner(GraphRunner):
         self._capture_all(self._capture)
         seconds = time.perf_counter() - started
         found = self.captured()
-        logger.info(
-            "captured %d graphs in %.1f s, %s",
-            found.num_graphs,
-            seconds,
-            size_text(found.num_bytes),
-        )
+        mib = found.num_bytes / 2**20
+        logger.info("captured %d graphs in %.1f s, %.0f MiB", found.num_graphs, seconds, mib)
         return {"capture": seconds}
 
     def captured(self) -> Captured:
@@ -224,7 +219,8 @@ class CudaGraphRunner(GraphRunner):
         quiet = None  # a bar on terminals only
         with tqdm(self._wanted[::-1], desc="capturing graphs", unit="graph", disable=quiet) as bar:
             for size in bar:
-                bar.set_postfix_str(f"{size} rows, {size_text(capture.free_bytes())} free")
+                free = capture.free_bytes() / 2**20
+                bar.set_postfix_str(f"{size} rows, {free:,.0f} MiB free")
                 try:
                     self._graphs[size] = self._capture_one(capture, size)
                 except Exception as error:

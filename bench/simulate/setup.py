@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from octavo.core.clock import VirtualClock
 from octavo.core.config import model_facts
 from octavo.core.config.models import EngineConfig
 from octavo.core.config.resolve import Resolved, resolve
@@ -11,7 +12,6 @@ from octavo.core.contracts import Platform
 from octavo.core.errors import ConfigError
 from octavo.core.registry import Registry
 from octavo.engine.builder import build_engine
-from octavo.engine.clock import VirtualClock
 from octavo.engine.core import EngineCore
 
 if TYPE_CHECKING:

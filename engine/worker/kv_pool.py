@@ -20,7 +20,7 @@ from octavo.core.contracts.model import KVSpec
 from octavo.core.errors import CapacityError, ConfigError
 from octavo.core.messages import Int32
 from octavo.engine.worker.side_stream import SideStream, side_stream
-from octavo.kernels.upload import upload
+from octavo.kernels import upload
 
 DEVICE_COPY, TO_HOST, TO_DEVICE = 0, 1, 2
 

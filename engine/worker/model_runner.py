@@ -45,7 +45,7 @@ from octavo.engine.worker.sampling_state import SamplingState
 from octavo.engine.worker.sampling_step import Launched, SamplingStep
 from octavo.engine.worker.token_feed import TokenFeed
 from octavo.engine.worker.transfer import Fence
-from octavo.kernels.upload import upload
+from octavo.kernels import upload
 
 _SUPPORT = ("none", "decode", "all")
 

@@ -23,7 +23,7 @@ from octavo.engine.worker.mirror import Mirror
 from octavo.engine.worker.processors import ProcessorSet
 from octavo.engine.worker.sampling_state import SamplingState
 from octavo.engine.worker.transfer import HostCopy
-from octavo.kernels.upload import upload
+from octavo.kernels import upload
 
 _NOTHING_ALLOWED = "no token can be sampled: every logit is masked, or some are not numbers"
 _NO_NUMBERS = "no token can be sampled: some logits are not numbers, or a plugin masked them all"

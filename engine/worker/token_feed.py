@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.engine.worker.sampling_step import Launched
-from octavo.kernels.upload import upload
+from octavo.kernels import upload
 
 
 class TokenFeed:

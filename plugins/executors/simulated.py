@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from octavo.core.clock import VirtualClock
 from octavo.core.contracts.executor import (
     DeviceMemory,
     Executor,
@@ -28,7 +29,6 @@ from octavo.core.contracts.model import KVSpec
 from octavo.core.contracts.provider import Options
 from octavo.core.errors import ConfigError
 from octavo.core.messages import LogitMasks, StepPlan, StepResult
-from octavo.engine.clock import VirtualClock
 from octavo.plugins.executors import accelerators
 from octavo.plugins.executors.model_size import ModelSize, model_size
 from octavo.plugins.executors.step_cost import DerivedCost, StepCost, StepShape, StepTracker, fit

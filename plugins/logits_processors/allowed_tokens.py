@@ -11,7 +11,7 @@ from octavo.core.contracts.logits_processor import (
     DeviceLogitsProcessor,
     LogitsProcessorContext,
 )
-from octavo.kernels.upload import upload
+from octavo.kernels import upload
 from octavo.plugins.logits_processors.slots import (
     SlotRows,
     Slots,

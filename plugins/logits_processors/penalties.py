@@ -24,7 +24,7 @@ from octavo.core.contracts.logits_processor import (
     DeviceLogitsProcessor,
     LogitsProcessorContext,
 )
-from octavo.kernels.upload import upload
+from octavo.kernels import upload
 from octavo.plugins.logits_processors.slots import SlotRows, Slots, joined, made_whole
 from octavo.plugins.logits_processors.table_sizes import penalties_bytes
 

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.core.errors import RequestError
-from octavo.kernels.upload import upload
+from octavo.kernels import upload
 
 Slots = NDArray[np.intp]
 

@@ -158,12 +158,12 @@ def test_decodes_use_the_same_kernels_captured_or_not(library):
 
 
 def test_values_beyond_the_range_of_an_fp8_cache_are_its_largest(library):
-    from octavo.backends.attention.staging import as_cached
+    from octavo.backends.attention.cache_dtype import to_cache_dtype
 
     x = torch.tensor([1e4, -1e6, 3.0]).bfloat16()
-    assert as_cached(x, torch.float8_e4m3fn).float().tolist() == [448.0, -448.0, 3.0]
-    assert as_cached(x, torch.float8_e5m2).float().tolist() == [10240.0, -57344.0, 3.0]
-    assert as_cached(x, torch.float32).tolist() == [float(v) for v in x]
+    assert to_cache_dtype(x, torch.float8_e4m3fn).float().tolist() == [448.0, -448.0, 3.0]
+    assert to_cache_dtype(x, torch.float8_e5m2).float().tolist() == [10240.0, -57344.0, 3.0]
+    assert to_cache_dtype(x, torch.float32).tolist() == [float(v) for v in x]
 
 
 def test_a_batch_beyond_the_limits_leaves_captured_addresses_alone(library):

@@ -20,7 +20,7 @@ from octavo.backends.triton.quantize import quantize_rows
 from octavo.backends.triton.sampling import GumbelDraw, gumbel, philox
 from octavo.kernels import random
 from octavo.kernels.rope import RopeTable, apply_rope
-from octavo.kernels.selection import mass_needed, weights
+from octavo.kernels.selection import nucleus_weight, token_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy, of inf and NaN lanes
 
@@ -292,8 +292,8 @@ def test_the_nucleus_is_the_contracts(vocab_size):
     values[3] = 0.0
     values[3, ::3] = -0.0
     top_p = torch.tensor([0.9, 0.97, 0.5, 0.31, 0.8])
-    weight = weights(values, values.amax(dim=1, keepdim=True))
-    needed = mass_needed(weight.sum(dim=1, keepdim=True), top_p)
+    weight = token_weights(values, values.amax(dim=1, keepdim=True))
+    needed = nucleus_weight(weight.sum(dim=1, keepdim=True), top_p)
     before, where = values.clone(), torch.tensor([True, True, True, True, False])
     cut_to_nucleus(values, weight, needed, where)
     assert torch.equal(values[4], before[4])
