@@ -3,7 +3,7 @@
 A class is a priority number. A request's deadline is its arrival plus its class's time-to-first-
 token target; deadlines do not move, so nothing starves. Chunks of prefill are cut so that a step is
 foreseen to take no longer than the tightest inter-token target among the sequences that decode:
-the cost of a step is measured while serving (see `step_cost`). `min_chunk` tokens are always let
+the cost of a step is measured while serving (see `step_time`). `min_chunk` tokens are always let
 through, so that prompts go on when a target cannot be kept at all.
 """
 
@@ -22,7 +22,7 @@ from octavo.core.contracts.scheduler_policy import (
     WaitingRequest,
 )
 from octavo.plugins.scheduler_policies.queue import QueuePolicy
-from octavo.plugins.scheduler_policies.step_cost import StepCost
+from octavo.plugins.scheduler_policies.step_time import StepTimeEstimate
 
 _UNLIMITED = 2**31
 
@@ -55,7 +55,7 @@ class DeadlinePolicy(QueuePolicy):
     def __init__(self, options: DeadlineOptions, context: SchedulerPolicyContext) -> None:
         super().__init__()
         self._options = options
-        self.cost = StepCost()
+        self.cost = StepTimeEstimate()
         self._room = _UNLIMITED  # prefill tokens left in this step
         self._offer = 0  # what `admit_cap` last let through
         self._step: tuple[float, int, int] | None = None  # start, prefill tokens, a handle

@@ -24,7 +24,8 @@ from octavo.core.contracts.attention_backend import (
 )
 from octavo.core.contracts.model import AttentionSpec, KVSpec
 from octavo.core.errors import PluginUnavailable
-from octavo.engine.worker.kv_pool import KVPool, choose_layout
+from octavo.engine.worker.kv_layout import choose_layout
+from octavo.engine.worker.kv_pool import KVPool
 
 CPU = torch.device("cpu")
 LONGEST = 2048

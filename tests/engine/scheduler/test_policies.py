@@ -18,7 +18,7 @@ from octavo.plugins.scheduler_policies.fair import FairOptions, FairPolicy
 from octavo.plugins.scheduler_policies.priority import PriorityOptions, PriorityPolicy
 from octavo.plugins.scheduler_policies.queue import WaitingQueue
 from octavo.plugins.scheduler_policies.sjf import SjfOptions, SjfPolicy
-from octavo.plugins.scheduler_policies.step_cost import StepCost
+from octavo.plugins.scheduler_policies.step_time import StepTimeEstimate
 from octavo.testing.fake_engine import (
     Collector,
     assert_clean,
@@ -289,7 +289,7 @@ def test_deadline_orders_by_class_targets():
 
 
 def test_step_cost_is_learned_from_what_steps_took():
-    cost = StepCost()
+    cost = StepTimeEstimate()
     assert cost.prefill_tokens(1.0) is None
     for _ in range(50):
         cost.measured(0.010, 0)

@@ -12,7 +12,7 @@ from octavo.engine.worker import profile
 from octavo.engine.worker.kv_setup import kv_budget
 from octavo.engine.worker.measure import measure
 from octavo.engine.worker.out_of_memory import Phase, out_of_memory
-from octavo.engine.worker.parts import RunnerSettings
+from octavo.engine.worker.runner_setup import RunnerSettings
 
 GIB = 2**30
 CUDA = torch.device("cuda", 0)

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from octavo.core.contracts.attention_backend import KVLayout
 from octavo.core.contracts.model import KVSpec
 from octavo.core.errors import CapacityError, ConfigError
-from octavo.engine.worker.kv_pool import KVPool, block_bytes, choose_layout
+from octavo.engine.worker.kv_layout import block_bytes, choose_layout
+from octavo.engine.worker.kv_pool import KVPool
 from octavo.engine.worker.memory import peak_resident, reset_peak_resident
 from octavo.engine.worker.side_stream import CudaSideStream
 

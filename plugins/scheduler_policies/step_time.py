@@ -13,7 +13,7 @@ SMOOTHING = 0.2
 """Weight of the newest measurement."""
 
 
-class StepCost:
+class StepTimeEstimate:
     """Seconds. Until something was measured, base and price are None."""
 
     def __init__(self) -> None:
