@@ -201,8 +201,8 @@ class CudaGraphRunner(GraphRunner):
         self._capture_all(self._capture)
         seconds = time.perf_counter() - started
         found = self.captured()
-        mib = found.num_bytes / 2**20
-        logger.info("captured %d graphs in %.1f s, %.0f MiB", found.num_graphs, seconds, mib)
+        taken = found.num_bytes / 2**30
+        logger.info("captured %d graphs in %.1f s, %.2f GiB", found.num_graphs, seconds, taken)
         return {"capture": seconds}
 
     def captured(self) -> Captured:
@@ -219,8 +219,8 @@ class CudaGraphRunner(GraphRunner):
         quiet = None  # a bar on terminals only
         with tqdm(self._wanted[::-1], desc="capturing graphs", unit="graph", disable=quiet) as bar:
             for size in bar:
-                free = capture.free_bytes() / 2**20
-                bar.set_postfix_str(f"{size} rows, {free:,.0f} MiB free")
+                free = capture.free_bytes() / 2**30
+                bar.set_postfix_str(f"{size} rows, {free:.2f} GiB free")
                 try:
                     self._graphs[size] = self._capture_one(capture, size)
                 except Exception as error:

@@ -26,8 +26,8 @@ from octavo.kernels import RowGroups, SamplingRows, group_rows, select_rows, upl
 
 
 class DrawingSampler(Sampler):
-    """Rows that are greedy or have no filter run in three launches; the others by `_draw_filtered`. The
-    host never waits for the device."""
+    """Rows that are greedy or have no filter run in three launches; the others by
+    `_draw_filtered`. The host never waits for the device."""
 
     captures = True
 
