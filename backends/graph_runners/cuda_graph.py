@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from octavo.backends.graph_runners.compiled import CompileRunner
 from octavo.backends.graph_runners.options import CudaGraphOptions
+from octavo.core.byte_sizes import size as size_text
 from octavo.core.contracts.graph_runner import Captured, GraphRunner, GraphRunnerContext
 
 logger = logging.getLogger(__name__)
@@ -201,8 +202,8 @@ class CudaGraphRunner(GraphRunner):
         self._capture_all(self._capture)
         seconds = time.perf_counter() - started
         found = self.captured()
-        taken = found.num_bytes / 2**30
-        logger.info("captured %d graphs in %.1f s, %.2f GiB", found.num_graphs, seconds, taken)
+        taken = size_text(found.num_bytes)
+        logger.info("captured %d graphs in %.1f s, %s", found.num_graphs, seconds, taken)
         return {"capture": seconds}
 
     def captured(self) -> Captured:
@@ -219,8 +220,7 @@ class CudaGraphRunner(GraphRunner):
         quiet = None  # a bar on terminals only
         with tqdm(self._wanted[::-1], desc="capturing graphs", unit="graph", disable=quiet) as bar:
             for size in bar:
-                free = capture.free_bytes() / 2**30
-                bar.set_postfix_str(f"{size} rows, {free:.2f} GiB free")
+                bar.set_postfix_str(f"{size} rows, {size_text(capture.free_bytes())} free")
                 try:
                     self._graphs[size] = self._capture_one(capture, size)
                 except Exception as error:

@@ -53,7 +53,6 @@ def _load_format(name: str, value: Any) -> Any:
 
 
 _BACKENDS = {
-    "flash_attn": "flash_attn",
     "triton_attn": "triton",
     "flex_attention": "flex",
     "torch_sdpa": "torch",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from octavo.core.byte_sizes import size
 from octavo.core.config.loading import load_config
 from octavo.core.config.resolve import resolve
 from octavo.core.contracts.executor import DeviceMemory, WarmUp, WorkerReport
@@ -12,7 +13,7 @@ from octavo.core.contracts.model import KVSpec
 from octavo.core.errors import CapacityError
 from octavo.core.registry import Registry
 from octavo.engine.builder import build_engine
-from octavo.engine.capacity import breakdown, no_room, size
+from octavo.engine.capacity import breakdown, no_room
 from octavo.engine.report import StartupReport
 from octavo.testing.instant_executor import InstantExecutor
 from octavo.testing.model_folder import write_model_folder
