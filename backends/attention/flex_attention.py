@@ -72,8 +72,8 @@ class FlexAttention(AttentionBackend):
         self._in_place = context.device.type == "cuda"
         if self._in_place and context.block_size not in _CUDA_BLOCKS:
             raise PluginUnavailable(
-                f"the flex backend takes blocks of {', '.join(map(str, _CUDA_BLOCKS))} tokens on "
-                f"cuda, not {context.block_size}"
+                f"the flex backend supports blocks of {', '.join(map(str, _CUDA_BLOCKS))} tokens "
+                f"on cuda, not {context.block_size}"
             )
         wanted = self._in_place if options.compile == "auto" else options.compile
         self._attend: Callable[..., Any] = _unfused
@@ -96,7 +96,7 @@ class FlexAttention(AttentionBackend):
         if reason is not None:
             return reason
         if platform.device == "cuda" and min(spec.head_size, spec.value_head_size) < 16:
-            return "the flex backend takes heads of 16 values at least on cuda"
+            return "the flex backend needs a head size of at least 16 on cuda"
         return None
 
     @staticmethod

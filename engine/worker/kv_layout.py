@@ -46,8 +46,8 @@ def choose_layout(layouts: Sequence[KVLayout], dtype: torch.dtype, block_size: i
         for layout in layouts
     )
     raise ConfigError(
-        f"the attention backend keeps no {name} in blocks of {block_size} tokens, it offers: "
-        f"{offered}",
+        f"the attention backend does not support a {name} KV cache in blocks of {block_size} "
+        f"tokens; supported: {offered}",
         path="kv_cache",
     )
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from octavo.core.messages import StepPlan, StepResult
 from octavo.engine.worker.clock import DeviceClock
 from octavo.engine.worker.logprobs import PendingPromptLogprobs
-from octavo.engine.worker.sampling_step import Launched, SamplingStep
+from octavo.engine.worker.sampling_step import LaunchedDraw, SamplingStep
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class PendingResult:
     """A step whose tokens are being drawn."""
 
     forward: ForwardPass
-    launched: Launched | None
+    launched: LaunchedDraw | None
     """None when no row samples."""
     began: Any
     ended: Any

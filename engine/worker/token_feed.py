@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo.engine.worker.sampling_step import Launched
+from octavo.engine.worker.sampling_step import LaunchedDraw
 from octavo.kernels import upload
 
 
@@ -27,7 +27,7 @@ class TokenFeed:
         self,
         token_ids: torch.Tensor,
         slots: NDArray[np.intp],
-        unfinished: Sequence[Launched],
+        unfinished: Sequence[LaunchedDraw],
         *,
         decodes_only: bool,
     ) -> None:
