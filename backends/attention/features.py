@@ -22,7 +22,8 @@ def missing_feature(spec: AttentionSpec, backend: str) -> str | None:
 def uneven_heads(spec: AttentionSpec) -> str | None:
     """Why query heads cannot be divided among KV heads; None when they can."""
     if spec.num_heads % spec.num_kv_heads:
-        return f"{spec.num_heads} query heads are not a multiple of {spec.num_kv_heads} KV heads"
+        heads, kv_heads = spec.num_heads, spec.num_kv_heads
+        return f"{heads} query heads cannot be divided evenly among {kv_heads} KV heads"
     return None
 
 

@@ -6,8 +6,6 @@ import msgspec
 import pytest
 
 from octavo.core.byte_sizes import size
-from octavo.core.config.loading import load_config
-from octavo.core.config.resolve import resolve
 from octavo.core.contracts.executor import DeviceMemory, WarmUp, WorkerReport
 from octavo.core.contracts.model import KVSpec
 from octavo.core.errors import CapacityError
@@ -15,6 +13,8 @@ from octavo.core.registry import Registry
 from octavo.engine.builder import build_engine
 from octavo.engine.capacity import breakdown, no_room
 from octavo.engine.report import StartupReport
+from octavo.engine.resolve import resolve
+from octavo.frontend.config import load_config
 from octavo.testing.instant_executor import InstantExecutor
 from octavo.testing.model_folder import write_model_folder
 

@@ -416,7 +416,7 @@ def test_what_it_cannot_do_is_said() -> None:
         ({"sinks": True}, "attention sinks"),
         ({"alibi": True}, "ALiBi"),
         ({"latent": True}, "latent attention"),
-        ({"num_kv_heads": 4}, "6 query heads are not a multiple of 4 KV heads"),
+        ({"num_kv_heads": 4}, "6 query heads cannot be divided evenly among 4 KV heads"),
         ({"head_size": 600}, "head size 600 is above"),
     ):
         answer = CpuAttention.supports(replace(PLAIN, **change), here)
