@@ -276,8 +276,8 @@ def test_what_it_cannot_compute_is_refused_with_the_reason():
     cuda = Platform("cuda", (9, 0))
     assert unsupported(attention_spec(size=64), cuda) is None
     assert "head sizes 64, 128, 256, not 80" in unsupported(attention_spec(size=80), cuda)
-    assert "equal sizes" in unsupported(attention_spec(size=64, value_size=128), cuda)
-    assert "runs on cuda" in unsupported(attention_spec(size=64), Platform("cpu"))
+    assert "head sizes differ" in unsupported(attention_spec(size=64, value_size=128), cuda)
+    assert "needs cuda" in unsupported(attention_spec(size=64), Platform("cpu"))
     facts = {"attention_specs": (attention_spec(size=64),), "dtype": "bfloat16"}
     assert probe(ProbeContext(cuda, facts))
     assert "float32" in probe(ProbeContext(cuda, {**facts, "dtype": "float32"})).reason
