@@ -34,7 +34,7 @@ help:
 	@echo "make gpu-test  tests that need a CUDA device, with PYTHON as it is (skipped without one)"
 	@echo "make gpu-bench what a GPU does with Octavo, in seven minutes (BENCH_ARGS: octavo bench gpu --help)"
 	@echo "make gpu-site  what GPU_PYTHON_VERSION may lack for both, into build/gpu-site"
-	@echo "make lint      ruff, mypy, and whether docs/surface.json is what the code offers"
+	@echo "make lint      ruff, mypy, who imports whom, and whether docs/surface.json is what the code offers"
 	@echo "make format    let ruff reformat"
 	@echo "make docs      regenerate the parts of docs/ that are derived from the code"
 	@echo "make docs-site build the documentation site into build/site; dead links are errors"
@@ -76,7 +76,8 @@ gpu-site: $(VENV)/.created
 	@$(INSTALL) $(QUIET) $(FOR_GPU) $(GPU_SITE)
 	@$(INSTALL) $(QUIET) $(FOR_GPU) --no-deps gguf
 
-# mypy does not follow an editable install, so it checks a tree of links laid out as the package is.
+# mypy and import-linter do not follow an editable install, so they check a tree of links laid out as
+# the package is.
 lint: $(VENV)/.installed-dev
 	$(call say,"the public surface against docs/surface.json")
 	@$(BIN)/python tools/freeze_surface.py --check
@@ -87,6 +88,9 @@ lint: $(VENV)/.installed-dev
 	@cd build/typing && MYPYPATH=. $(abspath $(BIN))/mypy --config-file ../../pyproject.toml \
 	    -p octavo.core -p octavo.kernels -p octavo.engine -p octavo.frontend -p octavo.testing \
 	    -p octavo.plugins -p octavo.server -p octavo.bench
+	$(call say,"import-linter")
+	@cd build/typing && for config in pyproject.toml tools/core_imports.toml; do \
+	    PYTHONPATH=. $(abspath $(BIN))/lint-imports --no-logo ../../$$config; done
 
 format: $(VENV)/.installed-dev
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

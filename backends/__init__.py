@@ -1,4 +1,4 @@
-"""Built-in parts that touch a device."""
+"""Built-in implementations that touch a device."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from octavo.core.contracts.executor import Executor, Ticket, WarmUp, WorkerReport
 from octavo.core.messages import LogitMasks, StepPlan, StepResult
-from octavo.plugins.executors.step_cost import StepShape, StepTracker, step_records
+from octavo.plugins.executors.cost_model import StepShape, StepTracker, step_records
 
 
 class StepRecorder(Executor):

@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from octavo.core.byte_sizes import size
+
 if TYPE_CHECKING:
     from octavo.core.contracts.executor import DeviceMemory
-
-
-def size(count: float) -> str:
-    """Bytes for people, in powers of 1024."""
-    for unit in ("B", "KiB", "MiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"
 
 
 def shares(memory: DeviceMemory) -> Iterator[tuple[str, int, str]]:

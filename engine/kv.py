@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from octavo.core.byte_sizes import size
 from octavo.core.contracts.eviction_policy import EvictionPolicyContext
 from octavo.core.contracts.executor import WorkerReport
 from octavo.core.contracts.kv_cache_manager import KVCacheManager, KVCacheManagerContext
 from octavo.core.contracts.preemption_policy import PreemptionPolicy
 from octavo.core.errors import CapacityError, ConfigError
-from octavo.engine.capacity import breakdown, no_room, size, too_long
+from octavo.engine.capacity import breakdown, no_room, too_long
 from octavo.engine.config import MAX_BLOCKS, KVCacheConfig
 
 if TYPE_CHECKING:

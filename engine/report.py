@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from octavo.core.byte_sizes import size
 from octavo.core.contracts.executor import DeviceMemory
-from octavo.engine.capacity import breakdown, size
+from octavo.engine.capacity import breakdown
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,18 @@ import torch
 _WEIGHT_ONE = 2.0**40
 
 
-def weights(scaled: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
+def token_weights(scaled: torch.Tensor, top: torch.Tensor) -> torch.Tensor:
     """int64[r, K] fixed-point weights of scaled float32[r, K]; `top` float32[r, 1] weighs 2**40."""
     relative = scaled.double() - top.double()
     return (relative.exp_() * _WEIGHT_ONE).round_().long()
 
 
-def mass_needed(total: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+def nucleus_weight(total: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """int64[r, 1]: the weight that the nucleus must reach, of int64[r, 1] and float32[r]."""
     return (top_p.double().unsqueeze(1) * total.double()).ceil().long()
 
 
-def in_nucleus(
+def nucleus_mask(
     descending: torch.Tensor, needed: torch.Tensor, top_p: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Of weights int64[r, K] in descending order: bool[r, K] whether each is in the shortest run

@@ -20,7 +20,7 @@ from octavo.core.contracts.attention_backend import (
 )
 from octavo.core.contracts.model import AttentionSpec, KVSpec
 from octavo.engine.worker.kv_pool import KVPool
-from octavo.kernels.rope import RopeTable, apply_rope
+from octavo.kernels import RopeTable, apply_rope
 
 CPU = torch.device("cpu")
 LONGEST = 4096

@@ -25,8 +25,9 @@ from octavo.core.contracts.attention_backend import (
     KVLayout,
 )
 from octavo.core.contracts.model import AttentionSpec, KVSpec
-from octavo.engine.worker.kv_pool import KVPool, byte_view, choose_layout
-from octavo.kernels.rope import RopeTable, apply_rope
+from octavo.engine.worker.kv_layout import choose_layout
+from octavo.engine.worker.kv_pool import KVPool, byte_view
+from octavo.kernels import RopeTable, apply_rope
 
 MakeBackend = Callable[[AttentionBackendContext], AttentionBackend]
 

@@ -1,4 +1,4 @@
-"""The public surface as data: what `octavo`, `octavo.testing` and the contracts offer.
+"""The public surface as data: what `octavo`, its kernels and testing API, and the contracts offer.
 
     python tools/freeze_surface.py          # write docs/surface.json; refuses what breaks a promise
     python tools/freeze_surface.py --check  # only say what differs
@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 import octavo
+import octavo.kernels
 import octavo.testing
 from octavo.core.contracts import KINDS, Kind
 
@@ -29,6 +30,7 @@ def surface() -> dict[str, Any]:
     """Signatures by module, and by contract kind with its version."""
     return {
         "octavo": _module(octavo),
+        "octavo.kernels": _module(octavo.kernels),
         "octavo.testing": dict.fromkeys(sorted(octavo.testing.__all__), ""),
         "contracts": {name: _contract(kind) for name, kind in KINDS.items()},
     }
@@ -38,7 +40,12 @@ def _module(module: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in sorted(module.__all__):
         value = getattr(module, name)
-        found[name] = _class(value) if inspect.isclass(value) else type(value).__name__
+        if inspect.isclass(value):
+            found[name] = _class(value)
+        elif inspect.isfunction(value):
+            found[name] = _signature(value)
+        else:
+            found[name] = type(value).__name__
     return found
 
 
@@ -95,8 +102,8 @@ def _signature(function: Any) -> str:
 def problems(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """What the change from `old` to `new` breaks without saying so by a version."""
     found = []
-    for module in ("octavo", "octavo.testing"):
-        for name in old[module]:
+    for module in ("octavo", "octavo.kernels", "octavo.testing"):
+        for name in old.get(module, {}):
             if name not in new[module]:
                 found.append(f"{module}.{name} is gone")
     for kind, before in old["contracts"].items():

@@ -32,11 +32,19 @@ def main() -> None:
     package = TREE / "octavo"
     package.mkdir(parents=True)
     for folder in FOLDERS:
-        (package / folder).symlink_to(ROOT / folder, target_is_directory=True)
-    for item in (ROOT / "frontend" / "public").iterdir():
-        if item.name != "__pycache__":
-            (package / item.name).symlink_to(item)
+        if folder != "frontend":
+            (package / folder).symlink_to(ROOT / folder, target_is_directory=True)
+    (package / "frontend").mkdir()
+    link_children(ROOT / "frontend", package / "frontend")
+    link_children(ROOT / "frontend" / "public", package)
     write_metadata()
+
+
+def link_children(folder: Path, target: Path) -> None:
+    """Links to what is in a folder, but for `public`, which is the package `octavo` itself."""
+    for item in folder.iterdir():
+        if item.name not in ("public", "__pycache__"):
+            (target / item.name).symlink_to(item)
 
 
 def write_metadata() -> None:

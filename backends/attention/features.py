@@ -15,14 +15,15 @@ def missing_feature(spec: AttentionSpec, backend: str) -> str | None:
     """Why a backend without sinks, ALiBi and latents cannot compute the layer; None when it can."""
     for name, what in _EXTRAS.items():
         if getattr(spec, name):
-            return f"the {backend} backend has no {what}"
+            return f"the {backend} backend does not support {what}"
     return None
 
 
 def uneven_heads(spec: AttentionSpec) -> str | None:
-    """Why the query heads cannot be shared out; None when they can."""
+    """Why query heads cannot be divided among KV heads; None when they can."""
     if spec.num_heads % spec.num_kv_heads:
-        return f"{spec.num_heads} query heads cannot share {spec.num_kv_heads} KV heads evenly"
+        heads, kv_heads = spec.num_heads, spec.num_kv_heads
+        return f"{heads} query heads cannot be divided evenly among {kv_heads} KV heads"
     return None
 
 
@@ -31,7 +32,7 @@ def refused_dtype(context: ProbeContext, dtypes: Collection[str]) -> str | None:
     dtype = context.facts.get("dtype")
     if dtype is None or dtype in dtypes:
         return None
-    return f"computes {' and '.join(dtypes)}, the model's dtype is {dtype}"
+    return f"supports {' and '.join(dtypes)}, the model's dtype is {dtype}"
 
 
 def refused_model(
@@ -50,7 +51,7 @@ def refused_model(
     if kv_dtype == "fp8":
         kv_dtype = "float8_e4m3fn"
     if kv_dtype is not None and kv_dtypes is not None and kv_dtype not in kv_dtypes:
-        return f"keeps no {kv_dtype} KV cache"
+        return f"does not support a {kv_dtype} KV cache"
     reasons = (
         unsupported(spec, context.platform) for spec in context.facts.get("attention_specs") or ()
     )

@@ -26,9 +26,9 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from octavo.backends.attention.cache_dtype import to_cache_dtype
 from octavo.backends.attention.features import missing_feature, uneven_heads
 from octavo.backends.attention.flex_options import FlexOptions
-from octavo.backends.attention.staging import as_cached
 from octavo.core.contracts.attention_backend import (
     AttentionBackend,
     AttentionBackendContext,
@@ -39,7 +39,7 @@ from octavo.core.contracts.attention_backend import (
 from octavo.core.contracts.model import AttentionSpec
 from octavo.core.contracts.provider import Platform
 from octavo.core.errors import PluginUnavailable
-from octavo.kernels.upload import upload
+from octavo.kernels import upload
 
 _CUDA_BLOCKS = (16, 32, 64, 128)
 
@@ -72,8 +72,8 @@ class FlexAttention(AttentionBackend):
         self._in_place = context.device.type == "cuda"
         if self._in_place and context.block_size not in _CUDA_BLOCKS:
             raise PluginUnavailable(
-                f"the flex backend takes blocks of {', '.join(map(str, _CUDA_BLOCKS))} tokens on "
-                f"cuda, not {context.block_size}"
+                f"the flex backend supports blocks of {', '.join(map(str, _CUDA_BLOCKS))} tokens "
+                f"on cuda, not {context.block_size}"
             )
         wanted = self._in_place if options.compile == "auto" else options.compile
         self._attend: Callable[..., Any] = _unfused
@@ -96,7 +96,7 @@ class FlexAttention(AttentionBackend):
         if reason is not None:
             return reason
         if platform.device == "cuda" and min(spec.head_size, spec.value_head_size) < 16:
-            return "the flex backend takes heads of 16 values at least on cuda"
+            return "the flex backend needs a head size of at least 16 on cuda"
         return None
 
     @staticmethod
@@ -223,8 +223,8 @@ class FlexAttention(AttentionBackend):
         batch, spec = self._batch, layer.spec
         assert batch is not None, "attention ran before it was planned"
         keys, values = _flat(layer.k_cache), _flat(layer.v_cache)
-        keys.index_copy_(0, batch.slot_mapping, as_cached(k, self._kv_dtype))
-        values.index_copy_(0, batch.slot_mapping, as_cached(v, self._kv_dtype))
+        keys.index_copy_(0, batch.slot_mapping, to_cache_dtype(k, self._kv_dtype))
+        values.index_copy_(0, batch.slot_mapping, to_cache_dtype(v, self._kv_dtype))
         if self._planned is None:
             self._planned = self._plan(batch, layer.k_cache.shape[0])
         score = None if spec.soft_cap is None else _capped(spec.soft_cap)

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from octavo.backends.attention.cache_dtype import to_cache_dtype
 from octavo.backends.attention.features import missing_feature, uneven_heads
-from octavo.backends.attention.staging import as_cached
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.attention_backend import (
     AttentionBackend,
@@ -28,7 +28,7 @@ from octavo.core.contracts.attention_backend import (
 )
 from octavo.core.contracts.model import AttentionSpec
 from octavo.core.contracts.provider import Platform
-from octavo.kernels.upload import upload
+from octavo.kernels import upload
 
 _QUERY_SLICE = 256
 """Queries attended at once when a mask is needed, which bounds the mask's size."""
@@ -235,8 +235,8 @@ class TorchAttention(AttentionBackend):
     ) -> None:
         # In this layout tokens follow each other in memory, whatever their block.
         call = _Call(layer.spec, q, k, v, _flat(layer.k_cache), _flat(layer.v_cache), out)
-        call.keys.index_copy_(0, self._slot_mapping, as_cached(k.flatten(1), self._kv_dtype))
-        call.values.index_copy_(0, self._slot_mapping, as_cached(v.flatten(1), self._kv_dtype))
+        call.keys.index_copy_(0, self._slot_mapping, to_cache_dtype(k.flatten(1), self._kv_dtype))
+        call.values.index_copy_(0, self._slot_mapping, to_cache_dtype(v.flatten(1), self._kv_dtype))
         plan = self._plans[layer.spec.window]
         for bucket in plan.buckets:
             self._decode(bucket, call)

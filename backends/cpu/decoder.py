@@ -21,7 +21,7 @@ from octavo.core.contracts.attention_backend import AttentionBackend, AttentionL
 from octavo.core.contracts.graph_runner import GraphRunner, GraphRunnerContext
 from octavo.core.contracts.model import DecoderSpec, decoder_of
 from octavo.core.errors import PluginUnavailable
-from octavo.kernels.plain_modules import is_plain
+from octavo.kernels import is_plain
 
 Bound = Sequence[tuple[AttentionBackend, AttentionLayer]]
 

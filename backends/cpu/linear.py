@@ -15,7 +15,7 @@ from torch import nn
 
 from octavo.backends.cpu import native
 from octavo.backends.cpu.options import Int4Options
-from octavo.backends.fused_parts import FusedParts
+from octavo.backends.fused_loading import FusedLoading
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.quantization import QuantizationContext, QuantizationMethod
 from octavo.core.errors import PluginUnavailable
@@ -134,13 +134,13 @@ class PackedLinear(nn.Module):
         self.packed = PackedWeight(library, kind, in_features, sum(out_features), paired=paired)
         self.handle = next(_handles)
         _weights[self.handle] = self.packed
-        self._parts = FusedParts(prefix, in_features, out_features, bias)
+        self._loading = FusedLoading(prefix, in_features, out_features, bias)
         # Buffers, so that the model's size in memory is known.
         self.register_buffer("storage", self.packed.storage, persistent=False)
 
     def load(self, part: int, kind: str, tensor: torch.Tensor) -> None:
         """Take the weight or bias of one of the fused matrices."""
-        first = self._parts.take(part, kind, tensor)
+        first = self._loading.take(part, kind, tensor)
         if kind == "weight":
             self.packed.pack(first, tensor)
             if isinstance(tensor, nn.Parameter):  # of the embedding, which counts it
@@ -150,7 +150,7 @@ class PackedLinear(nn.Module):
 
     def finish(self) -> None:
         """All was loaded."""
-        self._parts.finish()
+        self._loading.finish()
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
         """[T, I] in the activations' dtype: the weights of the outputs int64[T]."""

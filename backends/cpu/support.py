@@ -27,7 +27,7 @@ def unsupported(spec: AttentionSpec, platform: Platform) -> str | None:
         return reason
     size = max(spec.head_size, spec.value_head_size)
     if size > HEAD_MOST:
-        return f"heads have {size} values, the cpu backend takes {HEAD_MOST} at most"
+        return f"head size {size} is above {HEAD_MOST}, the most that the cpu backend supports"
     return None
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo.backends.attention.staging import Staged, as_cached
+from octavo.backends.attention.cache_dtype import to_cache_dtype
 from octavo.backends.flashinfer.options import FlashInferOptions
 from octavo.backends.flashinfer.page_table import (
     PageTable,
@@ -39,7 +39,7 @@ from octavo.core.contracts.attention_backend import (
 )
 from octavo.core.contracts.model import AttentionSpec
 from octavo.core.contracts.provider import Platform
-from octavo.kernels.upload import pinned
+from octavo.kernels import PinnedTwin, pin
 
 
 @dataclass(slots=True)
@@ -71,21 +71,21 @@ class FlashInferAttention(AttentionBackend):
         device = context.device
         blocks_each = -(-context.max_model_len // context.block_size)
         rows, tokens = context.max_num_seqs, context.max_num_batched_tokens
-        self._indptr = Staged(rows + 1, device)
-        self._indices = Staged(rows * blocks_each, device)
-        self._last = Staged(rows, device)
-        self._batch_indices = Staged(tokens, device)
-        self._positions = Staged(tokens, device)
-        self._rows = Staged(rows, device)
-        self._prefix = Staged(blocks_each, device)
-        self._suffixes = Staged(rows * blocks_each, device)
-        self._rest = Staged(rows * blocks_each, device)
+        self._indptr = PinnedTwin(rows + 1, torch.int32, device)
+        self._indices = PinnedTwin(rows * blocks_each, torch.int32, device)
+        self._last = PinnedTwin(rows, torch.int32, device)
+        self._batch_indices = PinnedTwin(tokens, torch.int32, device)
+        self._positions = PinnedTwin(tokens, torch.int32, device)
+        self._rows = PinnedTwin(rows, torch.int32, device)
+        self._prefix = PinnedTwin(blocks_each, torch.int32, device)
+        self._suffixes = PinnedTwin(rows * blocks_each, torch.int32, device)
+        self._rest = PinnedTwin(rows * blocks_each, torch.int32, device)
         shared = SharedMemory(options.workspace_bytes, context)
         self._wrappers = {spec: Wrappers.make(spec, shared) for spec in context.specs}
         self._step: _Step | None = None
 
     def _host(self, values: NDArray[Any]) -> torch.Tensor:
-        return pinned(values.astype(np.int32, copy=False), self._context.device)
+        return pin(values.astype(np.int32, copy=False), self._context.device)
 
     @staticmethod
     def supports(spec: AttentionSpec, platform: Platform) -> str | None:
@@ -252,7 +252,7 @@ class FlashInferAttention(AttentionBackend):
         step = self._step
         assert step is not None, "attention ran before it was planned"
         wrappers, cache = self._wrappers[layer.spec], (layer.k_cache, layer.v_cache)
-        k, v = (as_cached(x, self._context.kv_dtype) for x in (k, v))
+        k, v = (to_cache_dtype(x, self._context.kv_dtype) for x in (k, v))
         flashinfer.append_paged_kv_cache(
             k,
             v,

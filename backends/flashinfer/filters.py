@@ -15,7 +15,7 @@ import flashinfer
 import torch
 
 from octavo.backends.triton.nucleus import cut_to_nucleus
-from octavo.kernels.selection import mass_needed, weights
+from octavo.kernels import nucleus_weight, token_weights
 
 _MOVES = 2
 
@@ -41,8 +41,8 @@ def top_p_mask(scaled: torch.Tensor, keep: torch.Tensor, top_p: torch.Tensor) ->
     top = candidates.amax(dim=1, keepdim=True)
     kept = flashinfer.sampling.top_p_renorm_probs(torch.softmax(candidates, dim=1), top_p)
     threshold = candidates.masked_fill(kept <= 0, torch.inf).amin(dim=1, keepdim=True)
-    mass = weights(candidates, top)
-    needed = mass_needed(mass.sum(dim=1, keepdim=True), top_p)
+    mass = token_weights(candidates, top)
+    needed = nucleus_weight(mass.sum(dim=1, keepdim=True), top_p)
     for _ in range(_MOVES):
         above = _sum(mass, candidates > threshold)
         reached = _sum(mass, candidates >= threshold)

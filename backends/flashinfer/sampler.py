@@ -17,8 +17,7 @@ from octavo.backends.flashinfer.support import load
 from octavo.backends.triton.sampler import DrawingSampler
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.sampler import SamplerContext
-from octavo.kernels.rows import Rows, Ways
-from octavo.kernels.selection import min_p_floor
+from octavo.kernels import RowGroups, SamplingRows, min_p_floor
 
 
 class FlashInferSampler(DrawingSampler):
@@ -28,17 +27,21 @@ class FlashInferSampler(DrawingSampler):
         load(flashinfer.sampling.get_sampling_module)
         super().__init__(options, context)
 
-    def _parts(self, found: Ways, min_p: NDArray[np.intp]) -> list[tuple[NDArray[np.intp], int]]:
-        return [(np.sort(np.concatenate([min_p, *(rows for rows, _ in found.filtered)])), 0)]
+    def _filtered_rows(
+        self, groups: RowGroups, min_p: NDArray[np.intp]
+    ) -> list[tuple[NDArray[np.intp], int]]:
+        return [(np.sort(np.concatenate([min_p, *(rows for rows, _ in groups.filtered)])), 0)]
 
-    def _filtered(self, part: Rows, width: int, valid: torch.Tensor) -> torch.Tensor:
+    def _draw_filtered(self, group: SamplingRows, width: int, valid: torch.Tensor) -> torch.Tensor:
         # What rows hold that are not valid must not trouble the library.
-        scaled = part.scaled.masked_fill_(~valid.unsqueeze(1), 0.0)
+        scaled = group.scaled.masked_fill_(~valid.unsqueeze(1), 0.0)
         keep = torch.ones_like(scaled, dtype=torch.bool)
-        if part.any_top_k:
-            keep = top_k_mask(scaled, part.top_k.clamp(max=self._vocab_size))
-        if part.any_top_p:
-            keep = top_p_mask(scaled, keep, part.top_p)
-        if part.any_min_p:
-            keep &= scaled >= min_p_floor(scaled.amax(dim=1, keepdim=True), part.min_p)
-        return self._drawn(part, scaled.masked_fill(~keep, -torch.inf), self._ones[: len(scaled)])
+        if group.any_top_k:
+            keep = top_k_mask(scaled, group.top_k.clamp(max=self._vocab_size))
+        if group.any_top_p:
+            keep = top_p_mask(scaled, keep, group.top_p)
+        if group.any_min_p:
+            keep &= scaled >= min_p_floor(scaled.amax(dim=1, keepdim=True), group.min_p)
+        return self._draw_all(
+            group, scaled.masked_fill(~keep, -torch.inf), self._ones[: len(scaled)]
+        )

@@ -24,18 +24,18 @@ CAPABILITY = (8, 0)
 def unsupported(spec: AttentionSpec, platform: Platform) -> str | None:
     """None when the kernels can compute the layer there, else why not."""
     if platform.device != "cuda":
-        return f"the flashinfer backend runs on cuda, this is {platform.device}"
+        return f"the flashinfer backend needs cuda, this is {platform.device}"
     reason = missing_feature(spec, "flashinfer") or uneven_heads(spec)
     if reason is not None:
         return reason
     if spec.head_size != spec.value_head_size:
         return (
-            f"keys have {spec.head_size} values and values {spec.value_head_size}, the flashinfer "
-            "backend takes equal sizes"
+            f"head sizes differ ({spec.head_size} for keys, {spec.value_head_size} for values), "
+            "which the flashinfer backend does not support"
         )
     if spec.head_size not in HEAD_SIZES:
         sizes = ", ".join(map(str, HEAD_SIZES))
-        return f"the flashinfer backend takes heads of {sizes} values, not {spec.head_size}"
+        return f"the flashinfer backend supports head sizes {sizes}, not {spec.head_size}"
     return None
 
 

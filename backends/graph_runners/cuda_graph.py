@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from octavo.backends.graph_runners.compiled import CompileRunner
 from octavo.backends.graph_runners.options import CudaGraphOptions
+from octavo.core.byte_sizes import size as size_text
 from octavo.core.contracts.graph_runner import Captured, GraphRunner, GraphRunnerContext
-from octavo.engine.capacity import size as size_text
 
 logger = logging.getLogger(__name__)
 
@@ -202,12 +202,8 @@ class CudaGraphRunner(GraphRunner):
         self._capture_all(self._capture)
         seconds = time.perf_counter() - started
         found = self.captured()
-        logger.info(
-            "captured %d graphs in %.1f s, %s",
-            found.num_graphs,
-            seconds,
-            size_text(found.num_bytes),
-        )
+        taken = size_text(found.num_bytes)
+        logger.info("captured %d graphs in %.1f s, %s", found.num_graphs, seconds, taken)
         return {"capture": seconds}
 
     def captured(self) -> Captured:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from octavo.backends.fused_parts import FusedParts
+from octavo.backends.fused_loading import FusedLoading
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.quantization import QuantizationContext, QuantizationMethod
 
@@ -56,12 +56,12 @@ class FusedLinear(nn.Module):
             self.bias = nn.Parameter(
                 torch.empty(total, dtype=dtype, device=device), requires_grad=False
             )
-        self._parts = FusedParts(prefix, in_features, out_features, bias)
+        self._loading = FusedLoading(prefix, in_features, out_features, bias)
 
     def load(self, part: int, kind: str, tensor: torch.Tensor) -> None:
         """Take the weight or bias of one of the fused matrices. A parameter of the model (a tied
         embedding) is shared, anything else is copied."""
-        start = self._parts.take(part, kind, tensor)
+        start = self._loading.take(part, kind, tensor)
         target = self.weight if kind == "weight" else self.bias
         assert target is not None, "a kind that the layer lacks was refused"
         if isinstance(tensor, nn.Parameter) and tensor.shape == target.shape:
@@ -71,7 +71,7 @@ class FusedLinear(nn.Module):
 
     def finish(self) -> None:
         """All was loaded."""
-        self._parts.finish()
+        self._loading.finish()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return multiply(x, self.weight, self.bias)

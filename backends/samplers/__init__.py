@@ -13,7 +13,7 @@ PROVIDERS: list[Provider[Any]] = [
         requires=(Requirement(devices=("cpu",)),),
         probe="octavo.backends.cpu.build:probe",
         rank=20,
-        summary="Native CPU kernel: nothing is sorted, noise only where it can win.",
+        summary="Sort-free CPU sampler.",
     ),
     Provider(
         name="flashinfer",
@@ -25,7 +25,7 @@ PROVIDERS: list[Provider[Any]] = [
         ),
         probe="octavo.backends.flashinfer.support:sampler_probe",
         rank=30,
-        summary="FlashInfer's searches for top_k and top_p, without a sort; the contract's draw.",
+        summary="Sort-free top_k and top_p by FlashInfer; draws the reference's tokens.",
     ),
     Provider(
         name="triton",
@@ -33,6 +33,6 @@ PROVIDERS: list[Provider[Any]] = [
         requires=(Requirement(package="triton", extra="triton"),),
         probe="octavo.backends.triton.support:device",
         rank=20,
-        summary="The draw in Triton kernels; top_k and top_p as the reference.",
+        summary="Triton kernels; top_k and top_p as in the reference.",
     ),
 ]

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo.backends.attention.staging import Staged
 from octavo.backends.triton.block_copy import BlockCopier
 from octavo.backends.triton.decode import paged_decode
 from octavo.backends.triton.kv_write import write_kv
@@ -30,6 +29,7 @@ from octavo.core.contracts.attention_backend import (
 )
 from octavo.core.contracts.model import AttentionSpec
 from octavo.core.contracts.provider import Platform
+from octavo.kernels import PinnedTwin
 
 MOST_SPLITS = 32
 
@@ -63,14 +63,15 @@ class _Tiles:
     step's, on the device; None when it has none."""
 
     queries: int
-    rows: Staged
-    first: Staged
+    rows: PinnedTwin
+    first: PinnedTwin
     planned: tuple[torch.Tensor, torch.Tensor] | None = None
 
     @classmethod
     def make(cls, queries: int, context: AttentionBackendContext) -> _Tiles:
         most = context.max_num_batched_tokens // queries + context.max_num_seqs + 1
-        return cls(queries, Staged(most, context.device), Staged(most, context.device))
+        rows, first = (PinnedTwin(most, torch.int32, context.device) for _ in range(2))
+        return cls(queries, rows, first)
 
     def fill(self, batch: AttentionBatch) -> None:
         rows, first = prefill_tiles(batch.query_start_loc_cpu, batch.num_decodes, self.queries)

@@ -16,7 +16,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 
 from octavo.backends.triton.launch import FUSED, power_of_2
-from octavo.kernels.upload import upload
+from octavo.kernels import upload
 
 _KEPT = 16
 _UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}

@@ -19,7 +19,7 @@ from octavo.core.contracts.attention_backend import AttentionBackend, AttentionL
 from octavo.core.contracts.graph_runner import GraphRunner, GraphRunnerContext
 from octavo.core.contracts.model import AttentionSpec, DecoderLayerSpec, decoder_of
 from octavo.core.errors import PluginUnavailable
-from octavo.kernels.rope import RopeTable, apply_rope
+from octavo.kernels import RopeTable, apply_rope
 
 _ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 

@@ -22,13 +22,12 @@ from octavo.core.contracts.sampler import (
     SamplerContext,
     SamplingBatch,
 )
-from octavo.kernels.rows import Rows, Ways, take_rows, ways
-from octavo.kernels.upload import upload
+from octavo.kernels import RowGroups, SamplingRows, group_rows, select_rows, upload
 
 
 class DrawingSampler(Sampler):
-    """Rows that are greedy or have no filter run in three launches; the others by `filtered`. The
-    host never waits for the device."""
+    """Rows that are greedy or have no filter run in three launches; the others by
+    `_draw_filtered`. The host never waits for the device."""
 
     captures = True
 
@@ -45,45 +44,52 @@ class DrawingSampler(Sampler):
         token_ids, valid = (values.clone() for values in drawn)
         if batch.all_greedy:
             return SampledTokens(token_ids, valid)
-        found = ways(batch, self._vocab_size)
-        for rows, width in self._parts(found, found.plain[batch.host.min_p[found.plain] > 0]):
+        groups = group_rows(batch, self._vocab_size)
+        min_p = groups.unfiltered[batch.host.min_p[groups.unfiltered] > 0]
+        for rows, width in self._filtered_rows(groups, min_p):
             if rows.size:
                 index = upload(rows, logits.device)
-                part, good = take_rows(logits, batch, rows), valid[index]
-                chosen = self._filtered(part, width, good)
+                group, good = select_rows(logits, batch, rows), valid[index]
+                chosen = self._draw_filtered(group, width, good)
                 token_ids[index] = torch.where(good, chosen, token_ids[index])
         return SampledTokens(token_ids, valid)
 
     @abstractmethod
-    def _parts(self, found: Ways, min_p: NDArray[np.intp]) -> list[tuple[NDArray[np.intp], int]]:
+    def _filtered_rows(
+        self, groups: RowGroups, min_p: NDArray[np.intp]
+    ) -> list[tuple[NDArray[np.intp], int]]:
         """Rows that are filtered together, and how many candidates they have (0: all), from those
         with top_k or top_p and those with min_p alone."""
 
     @abstractmethod
-    def _filtered(self, part: Rows, width: int, valid: torch.Tensor) -> torch.Tensor:
+    def _draw_filtered(self, group: SamplingRows, width: int, valid: torch.Tensor) -> torch.Tensor:
         """int64[r] tokens. valid: bool[r]; the token of a row that is not is not looked at."""
 
-    def _drawn(self, part: Rows, scaled: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    def _draw_all(
+        self, group: SamplingRows, scaled: torch.Tensor, where: torch.Tensor
+    ) -> torch.Tensor:
         """int64[r], from the whole of scaled float32[r, V], -inf masked; greedily where float32[r]
         is 0, which costs next to nothing."""
-        keys = part.keys
+        keys = group.keys
         return self._draw(scaled, where, keys.seed, keys.position, keys.index)[0].clone()
 
 
 class TritonSampler(DrawingSampler):
     """See the module."""
 
-    def _parts(self, found: Ways, min_p: NDArray[np.intp]) -> list[tuple[NDArray[np.intp], int]]:
-        return [*found.filtered, (min_p, 0)]
+    def _filtered_rows(
+        self, groups: RowGroups, min_p: NDArray[np.intp]
+    ) -> list[tuple[NDArray[np.intp], int]]:
+        return [*groups.filtered, (min_p, 0)]
 
-    def _filtered(self, part: Rows, width: int, valid: torch.Tensor) -> torch.Tensor:
-        scaled, rows = part.scaled, len(part.scaled)
+    def _draw_filtered(self, group: SamplingRows, width: int, valid: torch.Tensor) -> torch.Tensor:
+        scaled, rows = group.scaled, len(group.scaled)
         if not width:
-            return self._drawn(part, part.above_min_p(), self._ones[:rows])
-        chosen, wide = part.draw_of_candidates(width)
+            return self._draw_all(group, group.apply_min_p(), self._ones[:rows])
+        chosen, wide = group.draw_candidates(width)
         if wide is None:
             return chosen
         cut_to_nucleus(scaled, wide.weights, wide.needed, wide.rows)
-        if part.any_min_p:
-            scaled = part.above_min_p()
-        return torch.where(wide.rows, self._drawn(part, scaled, wide.rows.float()), chosen)
+        if group.any_min_p:
+            scaled = group.apply_min_p()
+        return torch.where(wide.rows, self._draw_all(group, scaled, wide.rows.float()), chosen)

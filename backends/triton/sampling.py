@@ -16,16 +16,22 @@ import triton
 import triton.language as tl
 
 from octavo.backends.triton.launch import EXACT, power_of_2
-from octavo.kernels import random
+from octavo.kernels import (
+    GUMBEL_MAX,
+    GUMBEL_MIN,
+    PHILOX_MULTIPLIERS,
+    PHILOX_ROUNDS,
+    PHILOX_WEYL,
+)
 
 FOURS = 256
 """Blocks of four tokens, which share a call of the generator, in a part."""
 
-_M0, _M1 = (tl.constexpr(value) for value in random.PHILOX_MULTIPLIERS)
-_W0, _W1 = (tl.constexpr(value) for value in random.PHILOX_WEYL)
-_ROUNDS = tl.constexpr(random.PHILOX_ROUNDS)
+_M0, _M1 = (tl.constexpr(value) for value in PHILOX_MULTIPLIERS)
+_W0, _W1 = (tl.constexpr(value) for value in PHILOX_WEYL)
+_ROUNDS = tl.constexpr(PHILOX_ROUNDS)
 _LOW = tl.constexpr(0xFFFFFFFF)
-_REACH = tl.constexpr(random.GUMBEL_MAX - random.GUMBEL_MIN + 0.01)
+_REACH = tl.constexpr(GUMBEL_MAX - GUMBEL_MIN + 0.01)
 _ROUNDING = tl.constexpr(2.0**-22)
 _LARGEST = tl.constexpr(3.4028234663852886e38)
 _NAN = tl.constexpr(0x7FFFFFFFFFFFFFFF)

@@ -60,10 +60,10 @@ def unsupported(spec: AttentionSpec, platform: Platform) -> str | None:
         return reason
     size = max(spec.head_size, spec.value_head_size)
     if size > HEAD_MOST:
-        return f"heads have {size} values, the triton backend takes {HEAD_MOST} at most"
+        return f"head size {size} is above {HEAD_MOST}, the most that the triton backend supports"
     if spec.num_heads // spec.num_kv_heads > 64:
         group = spec.num_heads // spec.num_kv_heads
-        return f"{group} query heads share a KV head, the triton backend takes 64 at most"
+        return f"{group} query heads share a KV head; the triton backend supports at most 64"
     return None
 
 

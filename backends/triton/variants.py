@@ -19,7 +19,6 @@ from octavo.backends.triton.decode import paged_decode
 from octavo.backends.triton.kv_write import write_kv
 from octavo.backends.triton.norm import rms_norm
 from octavo.backends.triton.nucleus import cut_to_nucleus
-from octavo.backends.triton.penalties import apply_penalties
 from octavo.backends.triton.prefill import paged_prefill
 from octavo.backends.triton.quantize import quantize_rows
 from octavo.backends.triton.sampling import GumbelDraw
@@ -183,12 +182,6 @@ def _nucleus() -> None:
     cut_to_nucleus(values, weights, weights[:, :1].contiguous(), torch.ones(4, dtype=torch.bool))
 
 
-def _penalties() -> None:
-    rows, column = torch.zeros(4, dtype=torch.int32), torch.empty(4)
-    state = torch.zeros(4, 128256, dtype=torch.int32)
-    apply_penalties(torch.empty(4, 128256), rows, state, column, column, column)
-
-
 def _others() -> Iterator[Variant]:
     for dtype in FLOATS:
         name, x = _short(dtype), torch.empty(4, 4096, dtype=dtype)
@@ -208,7 +201,6 @@ def _others() -> Iterator[Variant]:
     yield Variant("block_copy e4m3", lambda: _copy(torch.float8_e4m3fn))
     yield Variant("gumbel draw", _draw)
     yield Variant("nucleus", _nucleus)
-    yield Variant("penalties", _penalties)
 
 
 VARIANTS: tuple[Variant, ...] = (*_attention(), *_others())

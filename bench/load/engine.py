@@ -12,10 +12,10 @@ import numpy as np
 from octavo.bench.load.answers import Answer
 from octavo.bench.simulate.statistics import Series
 from octavo.bench.workloads.calls import Call, Dispatcher
+from octavo.core.clock import VirtualClock
 from octavo.core.errors import RequestError
 from octavo.core.messages import EngineOutputs, EngineRequest
 from octavo.core.sampling_params import SamplingParams
-from octavo.engine.clock import VirtualClock
 from octavo.engine.core import EngineCore
 from octavo.engine.scheduler.scheduler import Scheduler
 

@@ -18,8 +18,8 @@ from octavo.engine.capacity import no_room, too_long
 from octavo.engine.model_facts import quantization_method
 from octavo.models.families.config import decoder_config, tensor_shapes
 from octavo.plugins.executors.accelerators import Accelerator
+from octavo.plugins.executors.cost_model import StepShape
 from octavo.plugins.executors.model_size import ModelSize, bits, model_size
-from octavo.plugins.executors.step_cost import StepShape
 from octavo.plugins.logits_processors.table_sizes import tables_bytes
 
 SCALE_BITS = {"int8": 16 / 32, "int4": 32 / 32, "fp8": 0.0}

@@ -20,13 +20,13 @@ from octavo.bench.plan.capacity import (
 )
 from octavo.bench.result_file import write_json
 from octavo.core import envvars
+from octavo.core.byte_sizes import size
 from octavo.core.config.models import AUTO
 from octavo.core.contracts import Platform, ProbeContext
 from octavo.core.contracts.weight_source import WeightSource, WeightSourceContext
 from octavo.core.errors import ConfigError, ModelNotFound, PluginUnavailable
 from octavo.core.registry import Registry
 from octavo.engine import model_facts
-from octavo.engine.capacity import size
 from octavo.plugins.executors.accelerators import Accelerator, load, names
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")

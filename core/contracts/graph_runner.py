@@ -29,10 +29,7 @@ DrawFn = Callable[["torch.Tensor"], tuple["torch.Tensor", "torch.Tensor"]]
 
 
 def _no_batch(rows: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and positions for a forward pass that plans no attention."""
-    import torch
-
-    return torch.zeros(rows * tokens, dtype=torch.int64), torch.arange(tokens).repeat(rows)
+    raise NotImplementedError("this context was made without `dummy`, so it plans no batches")
 
 
 def _class_name(made: object) -> str:

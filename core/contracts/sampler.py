@@ -22,7 +22,7 @@ All ties (in top_k, in the order of top_p, in argmax, in ranks) go to the lower 
 in float64 and never 0 or 1, so -3.14 < gumbel < 22.88.
 (Gumbel-max trick, Gumbel 1954; Philox 4x32-10, Salmon et al., SC'11.) `position` is the number of
 tokens before the one being drawn, modulo 2**32; `index` is the choice (0 when n is 1).
-`octavo.kernels.random` has the draw in NumPy with test vectors.
+`octavo.kernels` has the draw in NumPy (`gumbel`) with test vectors (`GUMBEL_VECTORS`).
 """
 
 from __future__ import annotations
@@ -113,12 +113,13 @@ class Sampler(ABC):
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> SampledTokens:
         """Draw one token a row from float32[R, V]; may change `logits` in place."""
 
-    def logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, num: int) -> TokenLogprobs:
+    def logprobs(
+        self, logits: torch.Tensor, token_ids: torch.Tensor, num: int
+    ) -> TokenLogprobs | None:
         """Log-softmax of raw float32[m, V] for the given int64[m] tokens and the `num` (0 to V)
-        most probable ones. A rank is 1 plus the number of tokens before it in descending order."""
-        from octavo.kernels.token_order import token_logprobs
-
-        return token_logprobs(logits, token_ids, num)
+        most probable ones. A rank is 1 plus the number of tokens before it in descending order.
+        None, the default: the caller computes them (`octavo.kernels.token_logprobs`)."""
+        return None
 
 
 class Spec:

@@ -18,7 +18,7 @@ import torch
 from octavo.core.contracts.attention_backend import AttentionBackend, AttentionBatch, AttentionLayer
 from octavo.core.contracts.model import AttentionFn, AttentionSpec
 from octavo.engine.worker.kv_pool import LayerCache
-from octavo.kernels.rope import RopeTable, apply_rope
+from octavo.kernels import RopeTable, apply_rope
 
 RopeKey = tuple[int, bool]
 """Address of a table, and whether pairs are interleaved."""

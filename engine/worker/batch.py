@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,27 +17,11 @@ from numpy.typing import NDArray
 from octavo.core.contracts.attention_backend import AttentionBatch
 from octavo.core.messages import StepPlan
 from octavo.engine.worker.mirror import Mirror
+from octavo.kernels import PinnedTwin
 
 _NARROW = 4
 """Tables of which one column in so many or fewer is in use are copied as far as that goes: an entry
 of a part of a row takes several times as long as one of whole rows."""
-
-
-class Column:
-    """A host array and its twin on the device. On a CPU they are the same memory; elsewhere the
-    host side is pinned and `push` copies asynchronously."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        apart = device.type != "cpu"
-        self._host = torch.zeros(shape, dtype=dtype, pin_memory=apart)
-        self.array: NDArray[Any] = self._host.numpy()
-        self.tensor = torch.zeros(shape, dtype=dtype, device=device) if apart else self._host
-        self._twin = apart
-
-    def push(self, length: int) -> None:
-        """Bring the first `length` entries to the device."""
-        if self._twin:
-            self.tensor[:length].copy_(self._host[:length], non_blocking=True)
 
 
 class _Tokens:
@@ -46,12 +29,12 @@ class _Tokens:
 
     def __init__(self, size: int, num_groups: int, device: torch.device) -> None:
         self.size = size
-        self.token_ids = Column((size,), torch.int64, device)
-        self.positions = Column((size,), torch.int64, device)
-        self.slot_mapping = [Column((size,), torch.int64, device) for _ in range(num_groups)]
+        self.token_ids = PinnedTwin((size,), torch.int64, device)
+        self.positions = PinnedTwin((size,), torch.int64, device)
+        self.slot_mapping = [PinnedTwin((size,), torch.int64, device) for _ in range(num_groups)]
 
     @property
-    def columns(self) -> list[Column]:
+    def columns(self) -> list[PinnedTwin]:
         return [self.token_ids, self.positions, *self.slot_mapping]
 
 
@@ -80,13 +63,13 @@ class BatchBuilder:
         self._mirror, self._device = mirror, device
         rows, groups = mirror.num_slots, mirror.num_groups
         self._arange = np.arange(rows + 1, dtype=np.int64)
-        self._query_start = Column((rows + 1,), torch.int32, device)
-        self._decode_start = Column((rows + 1,), torch.int32, device)
+        self._query_start = PinnedTwin((rows + 1,), torch.int32, device)
+        self._decode_start = PinnedTwin((rows + 1,), torch.int32, device)
         self._decode_start.array[:] = self._arange
         self._decode_start.push(rows + 1)
-        self._seq_lens = Column((rows,), torch.int32, device)
+        self._seq_lens = PinnedTwin((rows,), torch.int32, device)
         max_blocks = mirror.block_tables.shape[2]
-        self._tables = [Column((rows, max_blocks), torch.int32, device) for _ in range(groups)]
+        self._tables = [PinnedTwin((rows, max_blocks), torch.int32, device) for _ in range(groups)]
         self._width = 0  # columns of the tables that may hold something else than 0
         self._shared_tables = [torch.from_numpy(table) for table in mirror.block_tables]
         self._row_scratch = np.zeros((3, rows), dtype=np.int64)
@@ -292,7 +275,7 @@ class BatchBuilder:
         tokens: _Tokens,
         num_tokens: int,
         num_decodes: int,
-        query_start: Column,
+        query_start: PinnedTwin,
         max_query_len: int,
         rows: int,
     ) -> StepBatch:

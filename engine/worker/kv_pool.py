@@ -7,7 +7,6 @@ block, K KV heads, D head size of keys, Dv of values (and what a layout keeps be
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,19 +14,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo.core.contracts.attention_backend import KVDim, KVLayout
+from octavo.core.contracts.attention_backend import KVLayout
 from octavo.core.contracts.model import KVSpec
-from octavo.core.errors import CapacityError, ConfigError
+from octavo.core.errors import CapacityError
 from octavo.core.messages import Int32
+from octavo.engine.worker.kv_layout import HOST_DIMS, allocate, block_bytes
 from octavo.engine.worker.side_stream import SideStream, side_stream
-from octavo.kernels.upload import upload
+from octavo.kernels import upload
 
 DEVICE_COPY, TO_HOST, TO_DEVICE = 0, 1, 2
 
 CopyBlocks = Callable[[list[torch.Tensor], Int32, Int32, Int32], bool]
 """`AttentionBackend.copy_blocks`."""
-
-HOST_DIMS: tuple[KVDim, ...] = ("kv", "block", "token", "head", "dim")
 
 
 @dataclass(frozen=True)
@@ -40,35 +38,6 @@ class LayerCache:
     v: torch.Tensor
     host_k: torch.Tensor | None = None
     host_v: torch.Tensor | None = None
-
-
-def block_bytes(
-    specs: Sequence[KVSpec], layouts: Sequence[KVLayout], block_size: int, dtype: torch.dtype
-) -> int:
-    """Bytes of one block in all layers. `layouts[i]` belongs to `specs[i]`."""
-    elements = sum(
-        spec.num_kv_heads * (spec.head_size + spec.value_head_size + 2 * layout.extra)
-        for spec, layout in zip(specs, layouts, strict=True)
-    )
-    return elements * block_size * dtype.itemsize
-
-
-def choose_layout(layouts: Sequence[KVLayout], dtype: torch.dtype, block_size: int) -> KVLayout:
-    """The first layout that holds this dtype in blocks of this size. Raises `ConfigError`."""
-    name = str(dtype).removeprefix("torch.")
-    for layout in layouts:
-        if name in layout.dtypes and (not layout.block_sizes or block_size in layout.block_sizes):
-            return layout
-    offered = "; ".join(
-        f"{'/'.join(layout.dtypes)} in blocks of "
-        f"{'/'.join(map(str, layout.block_sizes)) or 'any size'}"
-        for layout in layouts
-    )
-    raise ConfigError(
-        f"the attention backend keeps no {name} in blocks of {block_size} tokens, it offers: "
-        f"{offered}",
-        path="kv_cache",
-    )
 
 
 class KVPool:
@@ -100,10 +69,10 @@ class KVPool:
         self._side = side_stream(device) if side is None else side
         try:
             for spec, layout in zip(specs, layouts, strict=True):
-                k, v = _allocate(spec, layout, num_blocks, block_size, dtype=dtype, device=device)
+                k, v = allocate(spec, layout, num_blocks, block_size, dtype=dtype, device=device)
                 host_k = host_v = None
                 if num_host_blocks:
-                    host_k, host_v = _allocate(
+                    host_k, host_v = allocate(
                         spec,
                         replace(layout, dims=HOST_DIMS),
                         num_host_blocks,
@@ -223,49 +192,3 @@ def byte_view(tensor: torch.Tensor) -> torch.Tensor:
 def _on(tensor: torch.Tensor, places: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
     block, offset = upload(places, tensor.device)
     return block, offset
-
-
-def _allocate(
-    spec: KVSpec,
-    layout: KVLayout,
-    num_blocks: int,
-    block_size: int,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    pin: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    sizes: dict[KVDim, int] = {
-        "kv": 2,
-        "block": num_blocks,
-        "token": block_size,
-        "head": spec.num_kv_heads,
-        "dim": spec.head_size + layout.extra,
-    }
-    if spec.head_size != spec.value_head_size:
-        # Keys and values of different sizes cannot share a tensor: two pools in the same order.
-        dims = tuple(dim for dim in layout.dims if dim != "kv")
-        halves = []
-        for head_size in (spec.head_size, spec.value_head_size):
-            sizes["dim"] = head_size + layout.extra
-            storage = _zeros([sizes[dim] for dim in dims], dtype, device, pin)
-            halves.append(storage.permute([dims.index(d) for d in _LOGICAL]))
-        return halves[0], halves[1]
-    storage = _zeros([sizes[dim] for dim in layout.dims], dtype, device, pin)
-    order = [layout.dims.index("kv"), *(layout.dims.index(dim) for dim in _LOGICAL)]
-    k, v = storage.permute(order).unbind(0)
-    return k, v
-
-
-_LOGICAL: tuple[KVDim, ...] = ("block", "token", "head", "dim")
-
-
-def _zeros(
-    shape: Sequence[int], dtype: torch.dtype, device: torch.device, pin: bool
-) -> torch.Tensor:
-    size = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or pin or size < mmap.PAGESIZE:
-        return torch.zeros(tuple(shape), dtype=dtype, device=device, pin_memory=pin)
-    # Fresh pages are zero and take no memory until they are written.
-    pages = mmap.mmap(-1, size)
-    return torch.frombuffer(pages, dtype=dtype).view(tuple(shape))

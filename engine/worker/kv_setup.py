@@ -17,9 +17,10 @@ from octavo.core.contracts.executor import DeviceMemory
 from octavo.core.contracts.model import AttentionSpec, KVSpec
 from octavo.core.contracts.provider import Platform
 from octavo.core.errors import ContractError, PluginUnavailable
-from octavo.engine.worker.kv_pool import KVPool, choose_layout
-from octavo.engine.worker.parts import RunnerParts, RunnerSettings
+from octavo.engine.worker.kv_layout import choose_layout
+from octavo.engine.worker.kv_pool import KVPool
 from octavo.engine.worker.profile import CUDA_BUDGET, kv_budget_cpu, kv_budget_cuda
+from octavo.engine.worker.runner_setup import RunnerFactories, RunnerSettings
 
 Backends = list[tuple[int, AttentionBackend]]
 """(group, backend), in group order."""
@@ -27,7 +28,7 @@ Backends = list[tuple[int, AttentionBackend]]
 
 def make_backends(
     settings: RunnerSettings,
-    parts: RunnerParts,
+    factories: RunnerFactories,
     kv_specs: Sequence[KVSpec],
     attention_specs: Mapping[int, AttentionSpec],
 ) -> Backends:
@@ -39,7 +40,7 @@ def make_backends(
         specs = tuple(
             dict.fromkeys(attention_specs[spec.layer] for spec in kv_specs if spec.group == group)
         )
-        backend = parts.attention_backend(
+        backend = factories.attention_backend(
             AttentionBackendContext(
                 specs=specs,
                 dtype=settings.dtype,
@@ -49,7 +50,7 @@ def make_backends(
                 max_num_seqs=settings.max_num_seqs,
                 max_num_batched_tokens=settings.max_num_batched_tokens or CUDA_BUDGET,
                 max_model_len=settings.max_model_len,
-                graph_batch_sizes=parts.graph_batch_sizes,
+                graph_batch_sizes=factories.graph_batch_sizes,
             )
         )
         platform = Platform(settings.device.type, _capability(settings.device))

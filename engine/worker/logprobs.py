@@ -18,7 +18,7 @@ from octavo.engine.worker.batch import StepBatch
 from octavo.engine.worker.mirror import Mirror
 from octavo.engine.worker.sampling_state import SamplingState
 from octavo.engine.worker.transfer import HostCopy
-from octavo.kernels.upload import upload
+from octavo.kernels import token_logprobs, upload
 
 _SLICE_BYTES = 32 * 2**20
 """Logits that are held at once for prompt logprobs."""
@@ -37,7 +37,10 @@ class LogprobColumns:
     ) -> None:
         """Describe int64[m] tokens by their raw float32[m, V] logits. num: int32[m] alternatives
         that each wants."""
-        found = sampler.logprobs(raw, token_ids, int(num.max()))
+        most = int(num.max())
+        found = sampler.logprobs(raw, token_ids, most)
+        if found is None:
+            found = token_logprobs(raw, token_ids, most)
         self.rows, self._num = rows, num
         self._copy = HostCopy((found.token_ids, found.values, found.ranks))
 

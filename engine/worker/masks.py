@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from octavo.core.messages import LogitMasks
-from octavo.kernels.upload import upload
+from octavo.kernels import upload
 
 
 def apply_masks(logits: torch.Tensor, masks: LogitMasks) -> None:

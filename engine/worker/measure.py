@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from octavo.core.contracts.graph_runner import GraphRunner
 from octavo.engine.worker import profile
 from octavo.engine.worker.out_of_memory import Phase, out_of_memory
-from octavo.engine.worker.parts import RunnerSettings
+from octavo.engine.worker.runner_setup import RunnerSettings
 
 
 @contextmanager

@@ -8,12 +8,10 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from octavo.core.contracts.executor import WarmUp, Worker, WorkerReport
 from octavo.core.contracts.graph_runner import GraphRunner, GraphRunnerContext
@@ -26,7 +24,8 @@ from octavo.engine.worker import profile
 from octavo.engine.worker.attention_op import AttentionOp
 from octavo.engine.worker.batch import BatchBuilder, StepBatch
 from octavo.engine.worker.clock import device_clock
-from octavo.engine.worker.kv_pool import KVPool, block_bytes
+from octavo.engine.worker.kv_layout import block_bytes
+from octavo.engine.worker.kv_pool import KVPool
 from octavo.engine.worker.kv_setup import (
     Backends,
     kv_budget,
@@ -34,66 +33,35 @@ from octavo.engine.worker.kv_setup import (
     make_backends,
     make_pool,
 )
-from octavo.engine.worker.logprobs import PendingPromptLogprobs, PromptLogprobsCollector
+from octavo.engine.worker.logprobs import PromptLogprobsCollector
 from octavo.engine.worker.measure import measure, timed
 from octavo.engine.worker.mirror import Mirror
 from octavo.engine.worker.out_of_memory import Phase, out_of_memory
-from octavo.engine.worker.parts import RunnerParts, RunnerSettings
+from octavo.engine.worker.pending_step import ForwardPass, PendingResult, SamplingInputs
 from octavo.engine.worker.probe_plan import probe_plan, probe_rows
 from octavo.engine.worker.processors import ProcessorSet
+from octavo.engine.worker.runner_setup import RunnerFactories, RunnerSettings
 from octavo.engine.worker.sampling_state import SamplingState
-from octavo.engine.worker.sampling_step import Launched, SamplingStep
+from octavo.engine.worker.sampling_step import SamplingStep
 from octavo.engine.worker.token_feed import TokenFeed
 from octavo.engine.worker.transfer import Fence
-from octavo.kernels.upload import upload
+from octavo.kernels import upload
 
 _SUPPORT = ("none", "decode", "all")
 
-_KEPT = {"settings", "asynchronous", "pool", "_parts", "_attention", "_step"}
+_KEPT = {"settings", "asynchronous", "pool", "_factories", "_attention", "_step"}
 """What a closed runner still has."""
-
-
-@dataclass(slots=True)
-class _Step:
-    """A forward pass. began, ended: marks of the device's clock."""
-
-    plan: StepPlan
-    slots: NDArray[np.intp]
-    prompt_logprobs: list[PendingPromptLogprobs]
-    prepare_s: float
-    began: Any
-    ended: Any
-
-
-@dataclass(slots=True)
-class _Inputs:
-    """What sampling needs of it, and nothing after: a result that is waited for holds none of it.
-    hidden: [R, E] of the rows that sample, with padding behind them. logits: float32[R, V], None
-    where a graph may draw without them, or no row samples."""
-
-    hidden: torch.Tensor
-    logits: torch.Tensor | None
-
-
-@dataclass(slots=True)
-class _Drawn:
-    """What followed it. launched: None when no row samples."""
-
-    launched: Launched | None
-    began: Any
-    ended: Any
-    copy_seconds: Callable[[], float]
 
 
 class ModelRunner(Worker):
     """Not thread-safe; all calls come from the thread that its executor chose."""
 
-    def __init__(self, settings: RunnerSettings, parts: RunnerParts) -> None:
-        self.settings, self._parts = settings, parts
+    def __init__(self, settings: RunnerSettings, factories: RunnerFactories) -> None:
+        self.settings, self._factories = settings, factories
         self._attention = AttentionOp()
         self._kv_specs: list[KVSpec] = []
         self._backends: Backends = []
-        self._step: tuple[_Step, _Inputs] | None = None
+        self._step: tuple[ForwardPass, SamplingInputs] | None = None
         self._clock = device_clock(settings.device)
         self._staged = Fence(settings.device)
         self.asynchronous = settings.device.type == "cuda"
@@ -109,14 +77,14 @@ class ModelRunner(Worker):
             torch.set_num_threads(settings.num_threads)
         with out_of_memory(Phase.WEIGHTS, settings.device):
             with timed(phases, "build model"):
-                self.model = self._parts.model(self._attention.register)
+                self.model = self._factories.model(self._attention.register)
             with timed(phases, "load weights"):
-                self._parts.load_weights(self.model)
+                self._factories.load_weights(self.model)
         self._forward_version = self.model.forward_version
         module = self.model
         assert isinstance(module, torch.nn.Module), "a CausalLM is a torch.nn.Module"
         self._kv_specs = list(self.model.kv_specs())
-        self._make_parts(module)
+        self._create(module)
         found, graph_bytes = measure(
             settings, self._graph_runner, phases, set_pool=self._set_pool, run=self._probe
         )
@@ -143,12 +111,12 @@ class ModelRunner(Worker):
             dtype=str(settings.dtype).removeprefix("torch."),
             step_token_limit=found.step_token_limit,
             phases=phases,
-            choices=dict(self._parts.instead),
+            choices=dict(self._factories.instead),
             graph_bytes=graph_bytes,
             memory=memory,
         )
 
-    def _make_parts(self, module: torch.nn.Module) -> None:
+    def _create(self, module: torch.nn.Module) -> None:
         settings, vocab_size = self.settings, self.model.vocab_size
         num_groups = 1 + max((spec.group for spec in self._kv_specs), default=0)
         max_tokens = settings.max_num_batched_tokens or 0
@@ -159,19 +127,21 @@ class ModelRunner(Worker):
             num_groups=num_groups,
         )
         self._builder = BatchBuilder(self.mirror, max_tokens=max_tokens, device=settings.device)
-        self._backends = make_backends(settings, self._parts, self._kv_specs, self._attention.specs)
+        self._backends = make_backends(
+            settings, self._factories, self._kv_specs, self._attention.specs
+        )
         self._layouts = layouts_of(
             settings,
             self._backends,
             self._kv_specs,
             self._attention.specs,
-            self._parts.label,
+            self._factories.label,
         )
-        self._sampler = self._parts.sampler(
+        self._sampler = self._factories.sampler(
             SamplerContext(vocab_size, settings.max_num_seqs, settings.device)
         )
         self._sampling = SamplingState(settings.max_num_seqs, vocab_size, settings.device)
-        named = self._parts.logits_processors(
+        named = self._factories.logits_processors(
             LogitsProcessorContext(
                 vocab_size, settings.max_num_seqs, settings.max_model_len, settings.device
             )
@@ -186,13 +156,13 @@ class ModelRunner(Worker):
             self._sampling,
             self._processors,
             self._sampler,
-            self._parts.label(self._sampler),
+            self._factories.label(self._sampler),
         )
         self._feed = TokenFeed(settings.max_num_seqs, settings.device)
         self._prompt_logprobs = PromptLogprobsCollector(
             self.mirror, self._sampling, self._sampler, self.model.compute_logits
         )
-        self._graph_runner = self._parts.graph_runner(
+        self._graph_runner = self._factories.graph_runner(
             GraphRunnerContext(
                 forward=self._call_model,
                 model=module,
@@ -205,8 +175,8 @@ class ModelRunner(Worker):
                 attention_layers=self._attention.bound,
                 attention_backends=[backend for _, backend in self._backends],
                 dummy=self._dummy,
-                label=self._parts.label,
-                blame=self._parts.blame,
+                label=self._factories.label,
+                blame=self._factories.blame,
                 draw=self._draw if self._sampler.captures else None,
             )
         )
@@ -331,7 +301,7 @@ class ModelRunner(Worker):
             if rows != batch.num_tokens:
                 hidden = hidden.index_select(0, upload(batch.last[plan.sample_rows], hidden.device))
             logits = self.model.compute_logits(hidden) if rows else None
-        step = _Step(
+        step = ForwardPass(
             plan=plan,
             slots=batch.slots[plan.sample_rows],
             prompt_logprobs=prompt_logprobs,
@@ -339,7 +309,7 @@ class ModelRunner(Worker):
             began=began,
             ended=self._clock.mark(),
         )
-        self._step = step, _Inputs(hidden, logits)
+        self._step = step, SamplingInputs(hidden, logits)
 
     def _prepare_and_run(self, plan: StepPlan) -> tuple[StepBatch, torch.Tensor, Any, float]:
         """(batch, hidden [T, E], when the device began, when the host was ready to launch)."""
@@ -380,10 +350,11 @@ class ModelRunner(Worker):
                 masks,
                 None if inputs.logits is not None else lambda: graph_runner.draw(inputs.hidden),
             )
-        drawn = _Drawn(launched, began, self._clock.mark(), self.pool.take_host_copies())
-        return lambda: self._result(step, drawn)
+        copies = self.pool.take_host_copies()
+        pending = PendingResult(step, launched, began, self._clock.mark(), copies)
+        return lambda: pending.wait(self._sampling_step, self._clock)
 
-    def _logits(self, inputs: _Inputs, rows: int) -> torch.Tensor:
+    def _logits(self, inputs: SamplingInputs, rows: int) -> torch.Tensor:
         """float32[R, V]"""
         if inputs.logits is not None:
             return inputs.logits
@@ -394,26 +365,6 @@ class ModelRunner(Worker):
         batch = self._sampling.unfiltered(len(hidden))
         sampled = self._sampler.sample(self.model.compute_logits(hidden), batch)
         return sampled.token_ids, sampled.valid
-
-    @torch.inference_mode()
-    def _result(self, step: _Step, drawn: _Drawn) -> StepResult:
-        result = StepResult(
-            step=step.plan.step,
-            token_ids=np.zeros((step.slots.size, 1), np.int32),
-            prompt_logprobs=[pending.take() for pending in step.prompt_logprobs],
-            prepare_s=step.prepare_s,
-            forward_s=self._clock.seconds(step.began, step.ended),
-            sample_s=self._clock.seconds(drawn.began, drawn.ended),
-            copy_s=drawn.copy_seconds(),
-        )
-        if drawn.launched is not None:
-            finished = self._sampling_step.finish(drawn.launched)
-            result.token_ids[:, 0] = finished.token_ids
-            result.logprobs = finished.logprobs
-            if finished.errors:
-                result.errors = {row: each.message for row, each in finished.errors.items()}
-                result.faults = [row for row, each in finished.errors.items() if each.fault]
-        return result
 
     def close(self) -> None:
         """Let go of all that takes memory: whoever still holds a closed engine holds no weights, no

@@ -9,8 +9,8 @@ from enum import Enum
 
 import torch
 
+from octavo.core.byte_sizes import size
 from octavo.core.errors import CapacityError
-from octavo.engine.capacity import size
 from octavo.engine.worker.memory import free_host_memory
 
 _ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?(bytes|[KMG]iB|B)\b")

@@ -24,7 +24,7 @@ from octavo.core.contracts.attention_backend import (
 from octavo.core.contracts.model import AttentionSpec
 from octavo.core.contracts.provider import Platform
 from octavo.core.errors import PluginUnavailable
-from octavo.kernels.rope import RopeTable, apply_rope
+from octavo.kernels import RopeTable, apply_rope
 
 
 class PhasedAttention(AttentionBackend):

@@ -23,7 +23,7 @@ from octavo.engine.worker.mirror import Mirror
 from octavo.engine.worker.processors import ProcessorSet
 from octavo.engine.worker.sampling_state import SamplingState
 from octavo.engine.worker.transfer import HostCopy
-from octavo.kernels.upload import upload
+from octavo.kernels import upload
 
 _NOTHING_ALLOWED = "no token can be sampled: every logit is masked, or some are not numbers"
 _NO_NUMBERS = "no token can be sampled: some logits are not numbers, or a plugin masked them all"
@@ -34,7 +34,7 @@ Draw = Callable[[], tuple[torch.Tensor, torch.Tensor] | None]
 
 
 @dataclass(slots=True)
-class Launched:
+class LaunchedDraw:
     """Tokens of a step as the device draws them. slots: intp[R]. token_ids: int64[R], on the
     device. logprobs: of the rows that want them. places: where the mirror has placeholders, None
     as long as nothing had to go on without the tokens. fed: see `TokenFeed`. known: the tokens and
@@ -52,7 +52,7 @@ class Launched:
 
 
 @dataclass(frozen=True)
-class Finished:
+class SampledStep:
     """token_ids: int32[R]. errors: by row. logprobs: see `StepResult`."""
 
     token_ids: Int32
@@ -76,7 +76,7 @@ class SamplingStep:
         self._name = name or type(sampler).__name__
         self._mirror, self._state = mirror, state
         self._processors, self._sampler = processors, sampler
-        self.unfinished: deque[Launched] = deque()
+        self.unfinished: deque[LaunchedDraw] = deque()
 
     def reserve(self) -> None:
         """Another step is planned before the unfinished ones are known."""
@@ -90,7 +90,7 @@ class SamplingStep:
         compute_logits: Callable[[], torch.Tensor],
         masks: LogitMasks | None,
         draw: Draw | None = None,
-    ) -> Launched:
+    ) -> LaunchedDraw:
         """Draw a token for each of the slots intp[R] from float32[R, V]. draw: draws them from a
         captured graph, where nothing is asked of the rows that it cannot do. The processors see
         every token before they edit the next logits, so with one in use this waits for the step
@@ -168,13 +168,13 @@ class SamplingStep:
         slots: NDArray[np.intp],
         sampled: SampledTokens,
         logprobs: LogprobColumns | None = None,
-    ) -> Launched:
+    ) -> LaunchedDraw:
         copy = HostCopy((sampled.token_ids, sampled.valid))
-        launched = Launched(slots, sampled.token_ids, copy, logprobs)
+        launched = LaunchedDraw(slots, sampled.token_ids, copy, logprobs)
         self.unfinished.append(launched)
         return launched
 
-    def _accept(self, launched: Launched) -> tuple[Int32, NDArray[np.bool_]]:
+    def _accept(self, launched: LaunchedDraw) -> tuple[Int32, NDArray[np.bool_]]:
         """Wait for the tokens, once let the processors see them and note which rows have failed by
         then; the tokens, and which of them are valid."""
         if launched.known is not None:
@@ -196,7 +196,7 @@ class SamplingStep:
                     launched.errors[row] = failed[slot]
         return launched.known
 
-    def finish(self, launched: Launched) -> Finished:
+    def finish(self, launched: LaunchedDraw) -> SampledStep:
         """Wait for the tokens of the oldest unfinished step, and take them over."""
         assert self.unfinished[0] is launched, "steps finish in the order of their launch"
         token_ids, valid = self._accept(launched)
@@ -209,7 +209,7 @@ class SamplingStep:
         if launched.logprobs is not None:
             kept = valid[launched.logprobs.rows]
             logprobs = launched.logprobs.take(kept) if kept.any() else None
-        return Finished(token_ids, launched.errors, logprobs)
+        return SampledStep(token_ids, launched.errors, logprobs)
 
 
 _NO_ROWS = np.zeros(0, np.int32)

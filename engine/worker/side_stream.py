@@ -33,7 +33,7 @@ class SideStream(ABC):
         seconds they took."""
 
 
-class Inline(SideStream):
+class InlineStream(SideStream):
     """Copies at once, on devices without streams."""
 
     def __init__(self) -> None:
@@ -90,4 +90,4 @@ class CudaSideStream(SideStream):
 
 def side_stream(device: torch.device) -> SideStream:
     """The one that suits a device."""
-    return CudaSideStream(device) if device.type == "cuda" else Inline()
+    return CudaSideStream(device) if device.type == "cuda" else InlineStream()

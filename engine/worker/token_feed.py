@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from octavo.engine.worker.sampling_step import Launched
-from octavo.kernels.upload import upload
+from octavo.engine.worker.sampling_step import LaunchedDraw
+from octavo.kernels import upload
 
 
 class TokenFeed:
@@ -27,7 +27,7 @@ class TokenFeed:
         self,
         token_ids: torch.Tensor,
         slots: NDArray[np.intp],
-        unfinished: Sequence[Launched],
+        unfinished: Sequence[LaunchedDraw],
         *,
         decodes_only: bool,
     ) -> None:

@@ -14,8 +14,8 @@ from octavo.core.contracts.model import CausalLM, ModelContext
 from octavo.core.contracts.quantization import QuantizationContext
 from octavo.core.errors import ConfigError
 from octavo.engine.worker.model_runner import ModelRunner
-from octavo.engine.worker.parts import RegisterAttention, RunnerParts, RunnerSettings
 from octavo.engine.worker.phased_attention import PhasedAttention
+from octavo.engine.worker.runner_setup import RegisterAttention, RunnerFactories, RunnerSettings
 
 if TYPE_CHECKING:
     from octavo.core.registry import Registry, Selection
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 def make_worker(resolved: Resolved, registry: Registry, rank: int, world: int) -> Worker:
-    """The worker of one rank. Its parts are created when it loads."""
+    """The worker of one rank. What it is made of is created when it loads."""
     if world != 1:
         raise ConfigError(
             f"this executor asked for rank {rank} of {world}, but a model is not split yet",
             path="executor.kind",
         )
     settings = _settings(resolved)
-    return ModelRunner(settings, _parts(resolved, registry, settings))
+    return ModelRunner(settings, _Implementations(resolved, registry, settings).factories())
 
 
 def _settings(resolved: Resolved) -> RunnerSettings:
@@ -60,34 +60,52 @@ def _dtype(name: str) -> torch.dtype:
     return found
 
 
-def _parts(resolved: Resolved, registry: Registry, settings: RunnerSettings) -> RunnerParts:
-    selections = resolved.selections
+class _Implementations:
+    """Creates what the configuration selects, in the worker's process."""
 
-    instead: dict[str, WorkerChoice] = {}
+    def __init__(self, resolved: Resolved, registry: Registry, settings: RunnerSettings) -> None:
+        self._resolved, self._registry, self._settings = resolved, registry, settings
+        self._instead: dict[str, WorkerChoice] = {}
 
-    def create(kind: str, context: Any) -> Any:
-        return create_selected(kind, selections[kind], context)
+    def factories(self) -> RunnerFactories:
+        return RunnerFactories(
+            model=self._model,
+            load_weights=self._load_weights,
+            attention_backend=self._attention_backend,
+            sampler=lambda context: self._create("sampler", context),
+            graph_runner=lambda context: self._create("graph_runner", context),
+            logits_processors=self._logits_processors,
+            instead=self._instead,
+            graph_batch_sizes=self._graph_batch_sizes(),
+            label=self._label,
+            blame=self._blame,
+        )
 
-    def create_selected(shown: str, selection: Selection, context: Any) -> Any:
-        made, used, refused = registry.create_best(selection, context)
+    def _create(self, kind: str, context: Any) -> Any:
+        return self._create_selected(kind, self._resolved.selections[kind], context)
+
+    def _create_selected(self, shown: str, selection: Selection, context: Any) -> Any:
+        """shown: what the startup report calls it."""
+        implementation, used, refused = self._registry.create_best(selection, context)
         if refused:
             owner = used.registered.distribution or ""
-            instead[shown] = WorkerChoice(used.name, used.reason, owner, refused)
-        return made
+            self._instead[shown] = WorkerChoice(used.name, used.reason, owner, refused)
+        return implementation
 
-    def build(attention: RegisterAttention) -> CausalLM:
-        quantization = create(
+    def _model(self, attention: RegisterAttention) -> CausalLM:
+        config, settings = self._resolved.model_config, self._settings
+        quantization = self._create(
             "quantization",
             QuantizationContext(
-                config=resolved.model_config.get("quantization_config") or {},
+                config=config.get("quantization_config") or {},
                 dtype=settings.dtype,
                 device=settings.device,
             ),
         )
-        model: CausalLM = create(
+        model: CausalLM = self._create(
             "model",
             ModelContext(
-                config=resolved.model_config,
+                config=config,
                 dtype=settings.dtype,
                 device=settings.device,
                 max_model_len=settings.max_model_len,
@@ -97,56 +115,50 @@ def _parts(resolved: Resolved, registry: Registry, settings: RunnerSettings) -> 
         )
         return model
 
-    def load(model: CausalLM) -> None:
-        assert resolved.weight_source is not None, "a worker needs a model"
-        model.load_weights(resolved.weight_source.tensors())
+    def _load_weights(self, model: CausalLM) -> None:
+        assert self._resolved.weight_source is not None, "a worker needs a model"
+        model.load_weights(self._resolved.weight_source.tensors())
 
-    def attention(context: AttentionBackendContext) -> AttentionBackend:
-        backend: AttentionBackend
-        if resolved.prefill_attention is None:
-            backend = create("attention_backend", context)
+    def _attention_backend(self, context: AttentionBackendContext) -> AttentionBackend:
+        decode, prefill = (
+            self._resolved.selections["attention_backend"],
+            self._resolved.prefill_attention,
+        )
+        if prefill is None:
+            backend: AttentionBackend = self._create("attention_backend", context)
             return backend
-        chosen = {"prefill": resolved.prefill_attention, "decode": selections["attention_backend"]}
-        made = {
-            phase: create_selected(f"attention_backend ({phase})", selection, context)
-            for phase, selection in chosen.items()
-        }
-        return PhasedAttention(made["prefill"], made["decode"], context)
+        return PhasedAttention(
+            self._create_selected("attention_backend (prefill)", prefill, context),
+            self._create_selected("attention_backend (decode)", decode, context),
+            context,
+        )
 
-    def processors(context: LogitsProcessorContext) -> list[tuple[str, DeviceLogitsProcessor]]:
-        made = []
-        for selection in resolved.logits_processors:
-            factory = registry.factory(selection)
+    def _logits_processors(
+        self, context: LogitsProcessorContext
+    ) -> list[tuple[str, DeviceLogitsProcessor]]:
+        processors = []
+        for selection in self._resolved.logits_processors:
+            factory = self._registry.factory(selection)
             if isinstance(factory, type) and not issubclass(factory, DeviceLogitsProcessor):
-                continue  # the engine's
-            processor = registry.create(selection, context)
+                continue  # runs in the engine
+            processor = self._registry.create(selection, context)
             if isinstance(processor, DeviceLogitsProcessor):
-                made.append((selection.registered.label, processor))
-        return made
+                processors.append((selection.registered.label, processor))
+        return processors
 
-    def label(made: object) -> str:
-        if isinstance(made, PhasedAttention):
-            return f"{label(made.prefill)} for prefill and {label(made.decode)} for decodes"
-        return registry.made.label(made)
+    def _graph_batch_sizes(self) -> tuple[int, ...]:
+        selection = self._resolved.selections["graph_runner"]
+        runner = self._registry.factory(selection)
+        if isinstance(runner, type) and issubclass(runner, GraphRunner):
+            return runner.batch_sizes(selection.options, self._settings.max_num_seqs)
+        return ()
 
-    def blame(error: BaseException) -> str:
-        found = registry.made.blame(error)
+    def _label(self, implementation: object) -> str:
+        if isinstance(implementation, PhasedAttention):
+            prefill, decode = map(self._label, (implementation.prefill, implementation.decode))
+            return f"{prefill} for prefill and {decode} for decodes"
+        return self._registry.made.label(implementation)
+
+    def _blame(self, error: BaseException) -> str:
+        found = self._registry.made.blame(error)
         return str(found) if found is not None else ""
-
-    runner = registry.factory(selections["graph_runner"])
-    sizes: tuple[int, ...] = ()
-    if isinstance(runner, type) and issubclass(runner, GraphRunner):
-        sizes = runner.batch_sizes(selections["graph_runner"].options, settings.max_num_seqs)
-
-    return RunnerParts(
-        model=build,
-        load_weights=load,
-        attention_backend=attention,
-        sampler=lambda context: create("sampler", context),
-        graph_runner=lambda context: create("graph_runner", context),
-        logits_processors=processors,
-        instead=instead,
-        graph_batch_sizes=sizes,
-        label=label,
-        blame=blame,
-    )

@@ -8,12 +8,13 @@ family's configuration class in transformers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from octavo.core.contracts import Availability, ProbeContext
 from octavo.core.contracts.model import AttentionSpec
 from octavo.core.errors import ModelError, UnsupportedModel, nearest
+from octavo.models.layers.rope_config import ROPE_TYPES, RopeConfig
 
 
 @dataclass(frozen=True)
@@ -58,31 +59,6 @@ FAMILIES: dict[str, Family] = {
         layered_window=True,
     ),
 }
-
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
-
-
-@dataclass(frozen=True)
-class RopeConfig:
-    """kind: one of `ROPE_TYPES`. theta: base of the wavelengths. dim: rotated dimensions of a
-    head. max_positions: `max_position_embeddings`. parameters: what is particular to a kind."""
-
-    kind: str
-    theta: float
-    dim: int
-    max_positions: int
-    parameters: dict[str, Any] = field(default_factory=dict)
-
-    def number(self, name: str, default: float | None = None) -> float:
-        """A numeric parameter; `ModelError` when it is needed and absent, or no number."""
-        value = self.parameters.get(name)
-        if value is None:
-            value = default
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ModelError(
-                f"config.json: rope of type '{self.kind}' needs the number '{name}', got {value!r}"
-            )
-        return float(value)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from octavo.core.contracts.model import (
     ModelContext,
 )
 from octavo.core.errors import WeightError
-from octavo.kernels.plain_modules import is_plain
+from octavo.kernels import is_plain
 from octavo.models.families.config import DecoderConfig, decoder_config, tensor_shapes
 from octavo.models.layers.attention import SelfAttention
 from octavo.models.layers.mlp import GatedMLP

@@ -1,1 +1,1 @@
-"""Layers that model families are built from. They import torch."""
+"""Layers that model families are built from. All but `rope_config` import torch."""

@@ -6,12 +6,10 @@ Legend: D rotated dimensions of a head, L positions. Pair i of a head is dimensi
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from octavo.models.families.config import RopeConfig
+from octavo.models.layers.rope_config import RopeConfig
 
 
 def rope_table(rope: RopeConfig, max_model_len: int, device: torch.device) -> torch.Tensor:

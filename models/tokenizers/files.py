@@ -92,7 +92,7 @@ def given_template(text: str) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"chat_template '{text}' is no Jinja template, and no file that can be read: {error}"
+            f"chat_template '{text}' is neither a Jinja template nor a readable file: {error}"
         ) from error
 
 

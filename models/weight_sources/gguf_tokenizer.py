@@ -268,7 +268,7 @@ def _tokenizer_config(file: GGUF, tokens: Sequence[str]) -> dict[str, Any]:
         index = file.get(f"tokenizer.ggml.{name}_token_id")
         if index is not None:
             if not 0 <= int(index) < len(tokens):
-                raise WeightError(f"{file.path}: {name}_token_id {index} is no token")
+                raise WeightError(f"{file.path}: {name}_token_id {index} is not in the vocabulary")
             config[f"{key}_token"] = tokens[int(index)]
     template = file.get("tokenizer.chat_template")
     named = {

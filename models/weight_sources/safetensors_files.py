@@ -33,7 +33,7 @@ def read_tensors(files: list[Path], show_progress: bool) -> Iterator[tuple[str, 
         for file in files:
             try:
                 with safe_open(file, framework="pt") as opened:
-                    for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                    for name in opened.keys():  # noqa: SIM118 - not a mapping
                         tensor = opened.get_tensor(name)
                         yield name, tensor
                         bar.update(tensor.nbytes)
@@ -52,7 +52,7 @@ def header(file: Path) -> dict[str, Any]:
                 raise ValueError(f"a header of {length} bytes does not fit into the file")
             found = json.loads(stream.read(length))
         if not isinstance(found, dict):
-            raise ValueError("the header is no mapping")
+            raise ValueError("the header is not a mapping")
     except (OSError, ValueError) as error:
         raise WeightError(f"{file}: truncated or damaged safetensors file: {error}") from error
     return found

@@ -51,7 +51,7 @@ class Accelerator(Options):
         name = dtype
         while name not in self.flops:
             if name not in wider:
-                raise ConfigError(f"flops lack {dtype} and anything wider", path=PATH)
+                raise ConfigError(f"flops: no entry for {dtype} or a wider type", path=PATH)
             name = wider[name]
         return self.flops[name]
 
@@ -93,7 +93,7 @@ def _read(name: str) -> dict[str, Any]:
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as exc:
-        raise ConfigError(f"'{name}' is no YAML: {exc}", path=PATH) from None
+        raise ConfigError(f"'{name}' is not valid YAML: {exc}", path=PATH) from None
     if not isinstance(values, dict):
         raise ConfigError(f"'{name}': expected a mapping", path=PATH)
     return values

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
+from octavo.core.clock import VirtualClock
 from octavo.core.contracts.executor import (
     DeviceMemory,
     Executor,
@@ -28,10 +29,15 @@ from octavo.core.contracts.model import KVSpec
 from octavo.core.contracts.provider import Options
 from octavo.core.errors import ConfigError
 from octavo.core.messages import LogitMasks, StepPlan, StepResult
-from octavo.engine.clock import VirtualClock
 from octavo.plugins.executors import accelerators
+from octavo.plugins.executors.cost_model import (
+    CostModel,
+    RooflineModel,
+    StepShape,
+    StepTracker,
+    fit,
+)
 from octavo.plugins.executors.model_size import ModelSize, model_size
-from octavo.plugins.executors.step_cost import DerivedCost, StepCost, StepShape, StepTracker, fit
 from octavo.plugins.logits_processors.table_sizes import tables_bytes
 
 PATH = "executor.kind"
@@ -65,7 +71,7 @@ class Simulation:
     """What is simulated. device: `cuda` or `cpu`. memory_bytes: for weights, activations and KV
     (None: kv_bytes are measured)."""
 
-    cost: StepCost
+    cost: CostModel
     model: ModelSize
     device: str
     memory_bytes: int | None
@@ -179,7 +185,7 @@ def simulation(
     model = model_size(facts, dtype, kv_dtype, config["model"]["quantization"]["name"])
     if options.accelerator is not None:
         device = accelerators.load(options.accelerator)
-        cost = DerivedCost(device, model, dtype)
+        cost = RooflineModel(device, model, dtype)
         limit = _token_limit(cost) if device.device == "cpu" else None
         what = device.summary or "an accelerator"
         note = f"simulated: {what}, cost model from its profile"
@@ -226,7 +232,7 @@ def _fitted(name: str, model: ModelSize) -> Simulation:
     return Simulation(cost, model, device, None, *memory, budget, note)
 
 
-def _token_limit(cost: StepCost, longest: float = 0.5) -> int:
+def _token_limit(cost: CostModel, longest: float = 0.5) -> int:
     """Tokens of prefill that a step computes in `longest` seconds, as a CPU's worker measures."""
     count = 16
     while count < 8192:

@@ -11,12 +11,12 @@ from octavo.core.contracts.logits_processor import (
     DeviceLogitsProcessor,
     LogitsProcessorContext,
 )
-from octavo.kernels.upload import upload
+from octavo.kernels import upload
 from octavo.plugins.logits_processors.slots import (
     SlotRows,
     Slots,
-    joined,
-    made_whole,
+    append_rows,
+    preallocates,
     token_array,
 )
 from octavo.plugins.logits_processors.table_sizes import allowed_tokens_bytes
@@ -28,7 +28,7 @@ class AllowedTokensProcessor(DeviceLogitsProcessor):
     def __init__(self, options: NoOptions, context: LogitsProcessorContext) -> None:
         self._device = context.device or torch.device("cpu")
         self._slots = context.max_num_seqs
-        self._rows = SlotRows(context.max_num_seqs, made_whole(self._device))
+        self._rows = SlotRows(context.max_num_seqs, preallocates(self._device))
         self._forbidden = torch.ones(0, context.vocab_size, dtype=torch.bool, device=self._device)
 
     def attach(self, request: AttachedRequest) -> bool:
@@ -41,7 +41,7 @@ class AllowedTokensProcessor(DeviceLogitsProcessor):
         row = self._rows.take(request.slot)
         if self._rows.capacity > len(self._forbidden):
             more = self._forbidden.new_ones(self._rows.capacity - len(self._forbidden), vocab_size)
-            self._forbidden = joined(self._forbidden, more)
+            self._forbidden = append_rows(self._forbidden, more)
         self._forbidden[row].copy_(upload(forbidden, self._device))
         return True
 

@@ -13,7 +13,7 @@ from octavo.core.contracts.logits_processor import (
     LogitsProcessorContext,
 )
 from octavo.core.errors import RequestError
-from octavo.kernels.upload import upload
+from octavo.kernels import upload
 from octavo.plugins.logits_processors.slots import SlotRows, Slots, token_array
 
 _ANY = -1

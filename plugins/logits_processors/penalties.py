@@ -24,8 +24,8 @@ from octavo.core.contracts.logits_processor import (
     DeviceLogitsProcessor,
     LogitsProcessorContext,
 )
-from octavo.kernels.upload import upload
-from octavo.plugins.logits_processors.slots import SlotRows, Slots, joined, made_whole
+from octavo.kernels import upload
+from octavo.plugins.logits_processors.slots import SlotRows, Slots, append_rows, preallocates
 from octavo.plugins.logits_processors.table_sizes import penalties_bytes
 
 
@@ -36,7 +36,7 @@ class PenaltiesProcessor(DeviceLogitsProcessor):
     def __init__(self, options: NoOptions, context: LogitsProcessorContext) -> None:
         slots = context.max_num_seqs
         self._device = context.device or torch.device("cpu")
-        self._whole, self._sizes = made_whole(self._device), (slots, context.max_model_len)
+        self._whole, self._sizes = preallocates(self._device), (slots, context.max_model_len)
         self._rows = SlotRows(slots, self._whole)
         self._tokens = torch.zeros(0, 0, dtype=torch.int64, device=self._device)
         self._count_rows = SlotRows(slots, self._whole)
@@ -70,7 +70,7 @@ class PenaltiesProcessor(DeviceLogitsProcessor):
         missing = self._count_rows.capacity - len(self._counts)
         vocab_size = self._counts.shape[1]
         if missing > 0:
-            self._counts = joined(self._counts, self._counts.new_zeros(missing, vocab_size))
+            self._counts = append_rows(self._counts, self._counts.new_zeros(missing, vocab_size))
         counts = np.bincount(output, minlength=vocab_size).astype(np.int32)
         self._counts[row].copy_(self._upload(counts))
 
@@ -85,7 +85,7 @@ class PenaltiesProcessor(DeviceLogitsProcessor):
         if self._rows.capacity > rows:
             more = self._rows.capacity - rows
             empty = self._tokens.new_zeros(more, self._tokens.shape[1])
-            self._tokens = joined(self._tokens, empty)
+            self._tokens = append_rows(self._tokens, empty)
 
     def device_bytes(self) -> int:
         return penalties_bytes(*self._sizes, self._counts.shape[1])

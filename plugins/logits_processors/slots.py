@@ -9,14 +9,14 @@ import torch
 from numpy.typing import NDArray
 
 from octavo.core.errors import RequestError
-from octavo.kernels.upload import upload
+from octavo.kernels import upload
 
 Slots = NDArray[np.intp]
 
 
 def token_array(name: str, tokens: Iterable[int], vocab_size: int) -> NDArray[np.int64]:
-    """int64 token ids of the parameter `name`, or a RequestError for one that is no token: on a
-    GPU an index out of bounds would end the process."""
+    """int64 token ids of the parameter `name`. Raises `RequestError` for an id outside the
+    vocabulary: on a GPU an index out of bounds would end the process."""
     array = np.fromiter(tokens, np.int64)
     outside = array[(array < 0) | (array >= vocab_size)]
     if outside.size:
@@ -26,13 +26,13 @@ def token_array(name: str, tokens: Iterable[int], vocab_size: int) -> NDArray[np
     return array
 
 
-def made_whole(device: torch.device) -> bool:
-    """Whether tables have their full size from their first use on: where the KV pool leaves room
-    for them, and memory that a smaller one gave back would be in pieces."""
+def preallocates(device: torch.device) -> bool:
+    """Whether tables have their full size from the first use: where the KV pool leaves room for
+    them, and growing would fragment memory."""
     return device.type != "cpu"
 
 
-def joined(table: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
+def append_rows(table: torch.Tensor, more: torch.Tensor) -> torch.Tensor:
     """The rows of both; without a copy where the table has none."""
     return torch.cat([table, more]) if len(table) else more
 

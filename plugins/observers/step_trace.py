@@ -33,7 +33,7 @@ _TRACKS = {
 class StepTraceOptions(Options):
     """Where the trace goes."""
 
-    path: str = Field(description="File to write; one that is there is replaced.")
+    path: str = Field(description="Output file (overwritten).")
 
 
 class StepTrace(Observer):

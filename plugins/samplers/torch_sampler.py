@@ -1,13 +1,18 @@
-"""Sampler `torch`: the reference, on any device. See `octavo.kernels.rows`."""
+"""Sampler `torch`: the reference, on any device. See `octavo.kernels.SamplingRows`."""
 
 from __future__ import annotations
 
 import torch
 
 from octavo.core.contracts import NoOptions
-from octavo.core.contracts.sampler import SampledTokens, Sampler, SamplerContext, SamplingBatch
-from octavo.kernels.rows import argmax, take_rows, ways
-from octavo.kernels.upload import upload
+from octavo.core.contracts.sampler import (
+    SampledTokens,
+    Sampler,
+    SamplerContext,
+    SamplingBatch,
+    TokenLogprobs,
+)
+from octavo.kernels import argmax, group_rows, select_rows, token_logprobs, upload
 
 
 class TorchSampler(Sampler):
@@ -23,11 +28,14 @@ class TorchSampler(Sampler):
         valid = top > -torch.inf  # argmax finds a NaN where there is one, and NaN compares false
         if batch.all_greedy:
             return SampledTokens(token_ids, valid)
-        found = ways(batch, self._vocab_size)
-        for rows, width in (*found.filtered, (found.plain, 0)):
+        groups = group_rows(batch, self._vocab_size)
+        for rows, width in (*groups.filtered, (groups.unfiltered, 0)):
             if not rows.size:
                 continue
-            part = take_rows(logits, batch, rows)
-            chosen = part.draw() if width == 0 else part.draw_of_top(width)
+            group = select_rows(logits, batch, rows)
+            chosen = group.draw() if width == 0 else group.draw_top(width)
             token_ids[upload(rows, logits.device)] = chosen
         return SampledTokens(token_ids, valid)
+
+    def logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, num: int) -> TokenLogprobs:
+        return token_logprobs(logits, token_ids, num)

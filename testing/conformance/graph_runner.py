@@ -46,7 +46,13 @@ class GraphRunnerSuite(ConformanceSuite):
         """The runner under test around a module of the suite."""
         import torch
 
-        context = GraphRunnerContext(forward, model, torch.device("cpu"), "all", 8, 64)
+        def dummy(rows: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+            """No attention reads a plan here."""
+            positions = torch.arange(tokens).repeat(rows)
+            return torch.zeros(rows * tokens, dtype=torch.int64), positions
+
+        device = torch.device("cpu")
+        context = GraphRunnerContext(forward, model, device, "all", 8, 64, dummy=dummy)
         try:
             made = self.make(context)
         except OctavoError as error:

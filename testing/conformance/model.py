@@ -215,7 +215,7 @@ class ModelSuite(ConformanceSuite):
 def _attention(layer: int, spec: AttentionSpec, cos_sin: torch.Tensor | None) -> AttentionFn:
     """Attention over one whole sequence, which must be the batch."""
 
-    from octavo.kernels.rope import RopeTable, apply_rope
+    from octavo.kernels import RopeTable, apply_rope
 
     def attend(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor

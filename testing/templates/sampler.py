@@ -14,7 +14,7 @@ from octavo.core.contracts.sampler import (
     SamplingBatch,
     TokenLogprobs,
 )
-from octavo.kernels.random import gumbel
+from octavo.kernels import gumbel
 
 
 class ExampleOptions(Options):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from octavo.core.byte_sizes import size
 from octavo.core.contracts.executor import DeviceMemory, WarmUp, WorkerReport
 from octavo.core.contracts.model import KVSpec
 from octavo.core.errors import CapacityError
 from octavo.core.registry import Registry
 from octavo.engine.builder import build_engine
-from octavo.engine.capacity import breakdown, no_room, size
+from octavo.engine.capacity import breakdown, no_room
 from octavo.engine.report import StartupReport
 from octavo.engine.resolve import resolve
 from octavo.frontend.config import load_config

@@ -194,20 +194,3 @@ def test_processors_edit_as_on_a_cpu_and_do_not_wait(device):
 
     for provider in PROVIDERS:
         torch.testing.assert_close(edited(provider, device), edited(provider, "cpu"))
-
-
-def test_penalties(device):
-    from octavo.backends.triton.penalties import apply_penalties
-
-    logits = torch.randn(2, 50_000, device=device)
-    state = torch.randint(0, 6, (2, 50_000), dtype=torch.int32, device=device)
-    column = torch.tensor([1.3, 1.0], device=device)
-    rows = torch.tensor([1, -1], dtype=torch.int32, device=device)
-    expected = logits.clone()
-    known, count = state[1] != 0, (state[1] >> 1).float()
-    value = torch.where(logits[0] > 0, logits[0] / 1.3, logits[0] * 1.3)
-    value = torch.where(known, value, logits[0]) - 0.2 * count - 0.5 * (count > 0)
-    expected[0] = value
-    half = torch.full_like(column, 0.5)
-    apply_penalties(logits, rows, state, column, torch.full_like(column, 0.2), half)
-    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)

@@ -232,7 +232,7 @@ def test_where_templates_come_from(tmp_path: Path) -> None:
     assert open_folder(folder, chat_template="{{ 'mine' }}").chat([USER]) == "mine"
     (tmp_path / "t.jinja").write_text("{{ 'file' }}")
     assert open_folder(folder, chat_template=str(tmp_path / "t.jinja")).chat([USER]) == "file"
-    with pytest.raises(ModelError, match=r"'absent\.jinja' is no Jinja template, and no file"):
+    with pytest.raises(ModelError, match=r"'absent\.jinja' is neither a Jinja template nor"):
         open_folder(folder, chat_template="absent.jinja")
 
 

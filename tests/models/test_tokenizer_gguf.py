@@ -251,5 +251,5 @@ def test_what_is_not_converted(tmp_path: Path) -> None:
         convert(write(path, "llama", {key: values[key] for key in ("tokens", "types")}))
     with pytest.raises(WeightError, match="but 3 token types"):
         convert(write(path, "gpt2", {**values, "types": [1, 1, 1]}))
-    with pytest.raises(WeightError, match="eos_token_id 99999 is no token"):
+    with pytest.raises(WeightError, match="eos_token_id 99999 is not in the vocabulary"):
         convert(write(path, "gpt2", {**values, "eos": 99999}))

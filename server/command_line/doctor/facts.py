@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from octavo.core import envvars
+from octavo.core.byte_sizes import size
 from octavo.core.errors import OctavoError
-from octavo.engine.capacity import size
 from octavo.engine.device import cgroup_cpus, cpu_threads
 
 State = Literal["ok", "note", "bad"]

@@ -24,7 +24,8 @@ from octavo.core.contracts.attention_backend import (
 )
 from octavo.core.contracts.model import AttentionSpec, KVSpec
 from octavo.core.errors import PluginUnavailable
-from octavo.engine.worker.kv_pool import KVPool, choose_layout
+from octavo.engine.worker.kv_layout import choose_layout
+from octavo.engine.worker.kv_pool import KVPool
 
 CPU = torch.device("cpu")
 LONGEST = 2048
@@ -415,8 +416,8 @@ def test_what_it_cannot_do_is_said() -> None:
         ({"sinks": True}, "attention sinks"),
         ({"alibi": True}, "ALiBi"),
         ({"latent": True}, "latent attention"),
-        ({"num_kv_heads": 4}, "6 query heads cannot share 4 KV heads evenly"),
-        ({"head_size": 600}, "heads have 600 values"),
+        ({"num_kv_heads": 4}, "6 query heads cannot be divided evenly among 4 KV heads"),
+        ({"head_size": 600}, "head size 600 is above"),
     ):
         answer = CpuAttention.supports(replace(PLAIN, **change), here)
         assert answer is not None

@@ -158,12 +158,12 @@ def test_decodes_use_the_same_kernels_captured_or_not(library):
 
 
 def test_values_beyond_the_range_of_an_fp8_cache_are_its_largest(library):
-    from octavo.backends.attention.staging import as_cached
+    from octavo.backends.attention.cache_dtype import to_cache_dtype
 
     x = torch.tensor([1e4, -1e6, 3.0]).bfloat16()
-    assert as_cached(x, torch.float8_e4m3fn).float().tolist() == [448.0, -448.0, 3.0]
-    assert as_cached(x, torch.float8_e5m2).float().tolist() == [10240.0, -57344.0, 3.0]
-    assert as_cached(x, torch.float32).tolist() == [float(v) for v in x]
+    assert to_cache_dtype(x, torch.float8_e4m3fn).float().tolist() == [448.0, -448.0, 3.0]
+    assert to_cache_dtype(x, torch.float8_e5m2).float().tolist() == [10240.0, -57344.0, 3.0]
+    assert to_cache_dtype(x, torch.float32).tolist() == [float(v) for v in x]
 
 
 def test_a_batch_beyond_the_limits_leaves_captured_addresses_alone(library):
@@ -275,9 +275,9 @@ def test_kernels_that_cannot_be_loaded_are_refused_at_start(library):
 def test_what_it_cannot_compute_is_refused_with_the_reason():
     cuda = Platform("cuda", (9, 0))
     assert unsupported(attention_spec(size=64), cuda) is None
-    assert "64, 128, 256 values, not 80" in unsupported(attention_spec(size=80), cuda)
-    assert "equal sizes" in unsupported(attention_spec(size=64, value_size=128), cuda)
-    assert "runs on cuda" in unsupported(attention_spec(size=64), Platform("cpu"))
+    assert "head sizes 64, 128, 256, not 80" in unsupported(attention_spec(size=80), cuda)
+    assert "head sizes differ" in unsupported(attention_spec(size=64, value_size=128), cuda)
+    assert "needs cuda" in unsupported(attention_spec(size=64), Platform("cpu"))
     facts = {"attention_specs": (attention_spec(size=64),), "dtype": "bfloat16"}
     assert probe(ProbeContext(cuda, facts))
     assert "float32" in probe(ProbeContext(cuda, {**facts, "dtype": "float32"})).reason

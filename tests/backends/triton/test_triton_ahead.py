@@ -70,7 +70,7 @@ def test_a_sample_costs_what_the_table_says(table, tmp_path):
     [
         ("decode",),
         ("prefill",),
-        ("kv_write", "rms_norm", "gate", "quantize", "copy", "gumbel", "nucleus", "penalties"),
+        ("kv_write", "rms_norm", "gate", "quantize", "copy", "gumbel", "nucleus"),
     ],
     ids=["decode", "prefill", "others"],
 )

@@ -109,7 +109,7 @@ def test_what_it_cannot_compute_is_refused_with_the_reason(monkeypatch):
 
     cuda = Platform("cuda", (9, 0))
     assert unsupported(attention_spec(), cuda) is None
-    assert "320 values" in unsupported(attention_spec(size=320), cuda)
+    assert "head size 320 is above 256" in unsupported(attention_spec(size=320), cuda)
     assert "compute capability 8.0, this device has 7.5" in unsupported(
         attention_spec(), Platform("cuda", (7, 5))
     )

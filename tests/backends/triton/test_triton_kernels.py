@@ -15,12 +15,11 @@ from octavo.backends.triton.convert import from_cache, to_cache
 from octavo.backends.triton.kv_write import write_kv
 from octavo.backends.triton.norm import rms_norm
 from octavo.backends.triton.nucleus import cut_to_nucleus
-from octavo.backends.triton.penalties import apply_penalties
 from octavo.backends.triton.quantize import quantize_rows
 from octavo.backends.triton.sampling import GumbelDraw, gumbel, philox
 from octavo.kernels import random
 from octavo.kernels.rope import RopeTable, apply_rope
-from octavo.kernels.selection import mass_needed, weights
+from octavo.kernels.selection import nucleus_weight, token_weights
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy, of inf and NaN lanes
 
@@ -292,8 +291,8 @@ def test_the_nucleus_is_the_contracts(vocab_size):
     values[3] = 0.0
     values[3, ::3] = -0.0
     top_p = torch.tensor([0.9, 0.97, 0.5, 0.31, 0.8])
-    weight = weights(values, values.amax(dim=1, keepdim=True))
-    needed = mass_needed(weight.sum(dim=1, keepdim=True), top_p)
+    weight = token_weights(values, values.amax(dim=1, keepdim=True))
+    needed = nucleus_weight(weight.sum(dim=1, keepdim=True), top_p)
     before, where = values.clone(), torch.tensor([True, True, True, True, False])
     cut_to_nucleus(values, weight, needed, where)
     assert torch.equal(values[4], before[4])
@@ -302,20 +301,3 @@ def test_the_nucleus_is_the_contracts(vocab_size):
         wanted = naive_nucleus(before[row].tolist(), weight[row].tolist(), int(needed[row]))
         assert kept == wanted
         assert torch.equal(values[row, kept], before[row, kept])
-
-
-def test_penalties_equal_those_of_the_processor():
-    logits = torch.randn(3, 1100) * 2
-    state = torch.zeros(2, 1100, dtype=torch.int32)
-    state[0, 4], state[0, 1090], state[0, 7] = 1, 2 * 3, 2 * 1 + 1
-    which = torch.tensor([-1, 0, 1], dtype=torch.int32)
-    repetition, frequency, presence = (torch.tensor([9.0, x, 1.0]) for x in (1.3, 0.2, 0.7))
-    expected = logits.clone()
-    for token, count in ((4, 0), (1090, 3), (7, 1)):
-        value = expected[1, token]
-        value = value / 1.3 if value > 0 else value * 1.3
-        expected[1, token] = value - 0.2 * count - 0.7 * (count > 0)
-    apply_penalties(logits, which, state, repetition, frequency, presence)
-    torch.testing.assert_close(logits, expected, atol=1e-6, rtol=1e-6)
-    assert torch.equal(logits[0], expected[0])
-    assert torch.equal(logits[2], expected[2])

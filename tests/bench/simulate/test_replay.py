@@ -16,7 +16,7 @@ from octavo.bench.slo import Slo
 from octavo.core.errors import CapacityError, ConfigError, PluginError
 from octavo.core.registry import Registry
 from octavo.frontend.config import load_config
-from octavo.plugins.executors.step_cost import StepShape
+from octavo.plugins.executors.cost_model import StepShape
 
 MakeEngine = Callable[..., SimulatedEngine]
 

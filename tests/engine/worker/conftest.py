@@ -19,7 +19,7 @@ from octavo.core.contracts.quantization import QuantizationContext
 from octavo.core.messages import AdmittedRow, StepPlan, StepResult
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.worker.model_runner import ModelRunner
-from octavo.engine.worker.parts import RunnerParts, RunnerSettings
+from octavo.engine.worker.runner_setup import RunnerFactories, RunnerSettings
 from octavo.plugins.samplers.torch_sampler import TorchSampler
 
 CPU = torch.device("cpu")
@@ -49,14 +49,14 @@ class TinyModel:
         made = RunnerSettings(**values)
         return ModelRunner(made, self.parts(made, processors))
 
-    def parts(self, settings: RunnerSettings, processors: Sequence[Any] = ()) -> RunnerParts:
+    def parts(self, settings: RunnerSettings, processors: Sequence[Any] = ()) -> RunnerFactories:
         from octavo.models.families.decoder import Decoder
 
         nothing = NoOptions()
         quantization = Unquantized(
             nothing, QuantizationContext({}, settings.dtype, settings.device)
         )
-        return RunnerParts(
+        return RunnerFactories(
             model=lambda attention: Decoder(
                 nothing,
                 ModelContext(

@@ -17,7 +17,7 @@ from octavo.core.contracts.attention_backend import (
 )
 from octavo.core.contracts.model import KVSpec
 from octavo.engine.worker.kv_pool import DEVICE_COPY, TO_DEVICE, TO_HOST, KVPool
-from octavo.kernels.upload import upload
+from octavo.kernels.transfer import upload
 from octavo.testing.conformance.device import asynchronous_device
 from octavo.testing.device_attention import attention_spec
 

@@ -12,7 +12,7 @@ from octavo.engine.worker import profile
 from octavo.engine.worker.kv_setup import kv_budget
 from octavo.engine.worker.measure import measure
 from octavo.engine.worker.out_of_memory import Phase, out_of_memory
-from octavo.engine.worker.parts import RunnerSettings
+from octavo.engine.worker.runner_setup import RunnerSettings
 
 GIB = 2**30
 CUDA = torch.device("cuda", 0)
@@ -174,15 +174,15 @@ def test_the_phases_of_a_start_say_what_helps(tiny_llama, where, message):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 MiB.")
 
     if where == "load_weights":
-        object.__setattr__(runner._parts, "load_weights", fail)
+        object.__setattr__(runner._factories, "load_weights", fail)
     else:
-        make = runner._parts.graph_runner
+        make = runner._factories.graph_runner
 
         def broken(context):
             made = make(context)
             made.forward = fail
             return made
 
-        object.__setattr__(runner._parts, "graph_runner", broken)
+        object.__setattr__(runner._factories, "graph_runner", broken)
     with pytest.raises(CapacityError, match=message):
         runner.load()

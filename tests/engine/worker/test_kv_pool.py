@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from octavo.core.contracts.attention_backend import KVLayout
 from octavo.core.contracts.model import KVSpec
 from octavo.core.errors import CapacityError, ConfigError
-from octavo.engine.worker.kv_pool import KVPool, block_bytes, choose_layout
+from octavo.engine.worker.kv_layout import block_bytes, choose_layout
+from octavo.engine.worker.kv_pool import KVPool
 from octavo.engine.worker.memory import peak_resident, reset_peak_resident
 from octavo.engine.worker.side_stream import CudaSideStream
 
@@ -290,7 +291,7 @@ def test_the_first_layout_that_fits_is_taken():
     assert choose_layout(offered, torch.float32, 16) is offered[2]
     assert choose_layout(offered, torch.bfloat16, 16) is offered[0]
     with pytest.raises(
-        ConfigError, match=r"no float16 in blocks of 16 tokens.*float32 in blocks of 32/64"
+        ConfigError, match=r"a float16 KV cache in blocks of 16 tokens.*float32 in blocks of 32/64"
     ):
         choose_layout(offered, torch.float16, 16)
 

@@ -80,7 +80,7 @@ def recorded(tiny_llama):
         }
         if sampler is not None:
             changes["sampler"] = sampler
-        runner = ModelRunner(plain.settings, dataclasses.replace(plain._parts, **changes))
+        runner = ModelRunner(plain.settings, dataclasses.replace(plain._factories, **changes))
         runner.load()
         runner.allocate_kv(POOL)
         return runner

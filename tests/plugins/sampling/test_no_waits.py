@@ -13,7 +13,7 @@ from octavo.core.contracts import NoOptions
 from octavo.core.contracts.logits_processor import AttachedRequest, LogitsProcessorContext
 from octavo.core.contracts.sampler import SamplerContext, SamplingBatch, SamplingColumns
 from octavo.core.sampling_params import SamplingParams
-from octavo.kernels.upload import upload
+from octavo.kernels.transfer import upload
 from octavo.plugins.logits_processors import PROVIDERS
 from octavo.plugins.samplers.torch_sampler import TorchSampler
 from octavo.testing.conformance.device import WouldWait, asynchronous_device

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.sampler import SamplerContext
 from octavo.core.sampling_params import SamplingParams
-from octavo.kernels import noise, token_order
-from octavo.kernels import rows as sampling_rows
+from octavo.kernels import noise, sampling_rows, token_order
 from octavo.kernels.random import gumbel
 from octavo.plugins.samplers import torch_sampler
 from octavo.plugins.samplers.torch_sampler import TorchSampler
@@ -310,7 +309,7 @@ def test_an_all_greedy_batch_does_nothing_else(monkeypatch: pytest.MonkeyPatch) 
     def refuse(*args: Any) -> Any:
         raise AssertionError("a greedy batch has no business here")
 
-    monkeypatch.setattr(torch_sampler, "take_rows", refuse)
+    monkeypatch.setattr(torch_sampler, "select_rows", refuse)
     logits = np.array([[0, 1], [1, 0]], np.float32)
     assert sample(logits, [row(temperature=0)] * 2)[0] == [1, 0]
 

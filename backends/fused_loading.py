@@ -7,7 +7,7 @@ import torch
 from octavo.core.errors import WeightError
 
 
-class FusedParts:
+class FusedLoading:
     """Checks what a checkpoint brings for each matrix; `prefix` is the layer's name in it."""
 
     def __init__(
@@ -18,7 +18,7 @@ class FusedParts:
         self._missing = {(part, kind) for part in range(len(out_features)) for kind in self._kinds}
 
     def take(self, part: int, kind: str, tensor: torch.Tensor) -> int:
-        """The first output row of this part, once `tensor` was found to belong there."""
+        """The first output row of matrix `part`. Raises `WeightError` if `tensor` does not fit."""
         if kind not in self._kinds:
             raise WeightError(f"{self._prefix} has no {kind}, the checkpoint brings one")
         size = self._out_features[part]
@@ -32,7 +32,7 @@ class FusedParts:
         return sum(self._out_features[:part])
 
     def finish(self) -> None:
-        """All was loaded."""
+        """Raises `WeightError` if something is missing."""
         if self._missing:
             missing = ", ".join(f"{kind} of part {part}" for part, kind in sorted(self._missing))
             raise WeightError(f"{self._prefix}: the checkpoint lacks {missing}")

@@ -1,6 +1,6 @@
 """Rows of a batch that are sampled the same way.
 
-Ways a row can go, each as cheap as its own parameters allow:
+Groups, each as cheap as its own parameters allow:
 
     greedy          argmax, nothing else
     top_k           the k largest (a partition, not a sort of the vocabulary), then top_p, min_p
@@ -8,8 +8,8 @@ Ways a row can go, each as cheap as its own parameters allow:
     top_p alone     the same with the 1024 largest; rows whose nucleus is wider sort everything
     neither         noise on the whole vocabulary (on a CPU where a token can still win)
 
-Which way a row goes never changes its token: ties, weights and noise are defined per token.
-Legend: R sampling rows, r rows of one way, K candidates, V vocabulary.
+The group of a row never changes its token: ties, weights and noise are defined per token.
+Legend: R sampling rows, r rows of one group, K candidates, V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,30 +22,28 @@ from numpy.typing import NDArray
 
 from octavo.core.contracts.sampler import SamplingBatch
 from octavo.kernels.noise import DrawKeys, draw_all, noise_at
-from octavo.kernels.selection import (
-    in_nucleus,
-    mass_needed,
-    min_p_floor,
-    weights,
-)
+from octavo.kernels.selection import min_p_floor, nucleus_mask, nucleus_weight, token_weights
 from octavo.kernels.token_order import top_tokens
-from octavo.kernels.upload import upload
+from octavo.kernels.transfer import upload
 
 NARROW = 1024
+"""Candidates of rows with top_p and no top_k."""
+
 _FOUR = 4  # tokens of a block whose noise costs as much as that of one candidate
 _LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
-class Ways:
-    """Which rows intp go which way. filtered: (rows, number of candidates) of those with top_k or
-    top_p. plain: drawn from the whole vocabulary, perhaps with min_p. The others are greedy."""
+class RowGroups:
+    """Rows that can be sampled together. Those in no group are greedy."""
 
     filtered: list[tuple[NDArray[np.intp], int]]
-    plain: NDArray[np.intp]
+    """(rows intp, number of candidates) of those with top_k or top_p."""
+    unfiltered: NDArray[np.intp]
+    """Rows drawn from the whole vocabulary, perhaps with min_p."""
 
 
-def ways(batch: SamplingBatch, vocab_size: int) -> Ways:
+def group_rows(batch: SamplingBatch, vocab_size: int) -> RowGroups:
     """From the host's columns, without waiting for the device."""
     host = batch.host
     drawn = host.temperature > 0
@@ -60,53 +58,59 @@ def ways(batch: SamplingBatch, vocab_size: int) -> Ways:
     rows = top_p.nonzero()[0]
     if rows.size:
         filtered.append((rows, min(NARROW, vocab_size)))
-    return Ways(filtered, (drawn & ~top_k & ~top_p).nonzero()[0])
+    return RowGroups(filtered, (drawn & ~top_k & ~top_p).nonzero()[0])
 
 
 @dataclass(frozen=True)
-class Wide:
-    """Rows bool[r] whose nucleus does not end within the candidates, and what decides where it
-    does: weights int64[r, V] of all tokens, and int64[r, 1], what the nucleus must weigh."""
+class WideNucleus:
+    """Rows whose nucleus does not end within the candidates, and what decides where it ends."""
 
     rows: torch.Tensor
+    """bool[r]"""
     weights: torch.Tensor
+    """int64[r, V], of all tokens."""
     needed: torch.Tensor
+    """int64[r, 1], what the nucleus must weigh."""
 
 
 @dataclass(slots=True)
-class Rows:
-    """Rows that go the same way. scaled: float32[r, V]; the columns are int32 or float32[r]."""
+class SamplingRows:
+    """Rows of one group."""
 
     scaled: torch.Tensor
+    """float32[r, V]: logits / temperature."""
     keys: DrawKeys
     top_k: torch.Tensor
+    """int32[r]"""
     top_p: torch.Tensor
+    """float32[r]"""
     min_p: torch.Tensor
+    """float32[r]"""
     any_top_k: bool
     any_top_p: bool
     any_min_p: bool
 
     def draw(self) -> torch.Tensor:
         """int64[r], from the whole vocabulary."""
-        return draw_all(self.above_min_p() if self.any_min_p else self.scaled, self.keys)
+        return draw_all(self.apply_min_p() if self.any_min_p else self.scaled, self.keys)
 
-    def above_min_p(self) -> torch.Tensor:
+    def apply_min_p(self) -> torch.Tensor:
         """float32[r, V] scaled, with -inf where min_p does not let pass, in place."""
         floor = min_p_floor(self.scaled.amax(dim=1, keepdim=True), self.min_p)
         return self.scaled.masked_fill_(self.scaled < floor, -torch.inf)
 
-    def draw_of_top(self, width: int) -> torch.Tensor:
+    def draw_top(self, width: int) -> torch.Tensor:
         """int64[r], from the `width` largest; rows with top_p and without top_k whose nucleus is
         wider draw from all. Waits for the device to learn which those are, when there is top_p and
         no top_k."""
-        chosen, wide = self.draw_of_candidates(width)
+        chosen, wide = self.draw_candidates(width)
         if wide is not None:
             rows = wide.rows.nonzero().squeeze(1)
             if len(rows):
-                chosen[rows] = self.subset(rows).draw_of_top(self.scaled.shape[1])
+                chosen[rows] = self.subset(rows).draw_top(self.scaled.shape[1])
         return chosen
 
-    def draw_of_candidates(self, width: int) -> tuple[torch.Tensor, Wide | None]:
+    def draw_candidates(self, width: int) -> tuple[torch.Tensor, WideNucleus | None]:
         """int64[r], from the `width` largest, and the rows whose token has to be drawn from more;
         None when there are none."""
         token_ids = top_tokens(self.scaled, width)
@@ -115,13 +119,13 @@ class Rows:
         keep = torch.arange(width, device=values.device) < self.top_k.unsqueeze(1)
         wide = None
         if self.any_top_p:
-            mass = weights(values, top).masked_fill_(~keep, 0)
+            mass = token_weights(values, top).masked_fill_(~keep, 0)
             narrowed = not self.any_top_k and width < self.scaled.shape[1]
-            everything = weights(self.scaled, top) if narrowed else mass
-            needed = mass_needed(everything.sum(dim=1, keepdim=True), self.top_p)
-            nucleus, complete = in_nucleus(mass, needed, self.top_p)
+            everything = token_weights(self.scaled, top) if narrowed else mass
+            needed = nucleus_weight(everything.sum(dim=1, keepdim=True), self.top_p)
+            nucleus, complete = nucleus_mask(mass, needed, self.top_p)
             keep &= nucleus
-            wide = Wide(~complete, everything, needed) if narrowed else None
+            wide = WideNucleus(~complete, everything, needed) if narrowed else None
         if self.any_min_p:
             keep &= values >= min_p_floor(top, self.min_p)
         values.masked_fill_(~keep, -torch.inf)
@@ -133,30 +137,30 @@ class Rows:
             chosen = _lowest_best(values + noise_at(self.keys, token_ids), token_ids)
         return chosen, wide
 
-    def subset(self, rows: torch.Tensor) -> Rows:
+    def subset(self, rows: torch.Tensor) -> SamplingRows:
         keys = DrawKeys(self.keys.seed[rows], self.keys.position[rows], self.keys.index[rows])
         columns = (self.top_k[rows], self.top_p[rows], self.min_p[rows])
         flags = (self.any_top_k, self.any_top_p, self.any_min_p)
-        return Rows(self.scaled[rows], keys, *columns, *flags)
+        return SamplingRows(self.scaled[rows], keys, *columns, *flags)
 
 
-def take_rows(logits: torch.Tensor, batch: SamplingBatch, rows: NDArray[np.intp]) -> Rows:
+def select_rows(logits: torch.Tensor, batch: SamplingBatch, rows: NDArray[np.intp]) -> SamplingRows:
     """Rows intp[r] of a batch. Of everything, `logits` is changed in place."""
     index = None  # everything: no copy of the logits
     if len(rows) < batch.num_rows:
         index = upload(rows, logits.device)
 
-    def mine(column: torch.Tensor) -> torch.Tensor:
+    def select(column: torch.Tensor) -> torch.Tensor:
         return column if index is None else column[index]
 
-    scaled = mine(logits).div_(mine(batch.temperature).unsqueeze(1)).clamp_(max=_LARGEST)
+    scaled = select(logits).div_(select(batch.temperature).unsqueeze(1)).clamp_(max=_LARGEST)
     host = batch.host
-    return Rows(
+    return SamplingRows(
         scaled,
-        DrawKeys(mine(batch.seed), mine(batch.position), mine(batch.index)),
-        mine(batch.top_k),
-        mine(batch.top_p),
-        mine(batch.min_p),
+        DrawKeys(select(batch.seed), select(batch.position), select(batch.index)),
+        select(batch.top_k),
+        select(batch.top_p),
+        select(batch.min_p),
         any_top_k=bool((host.top_k[rows] < logits.shape[1]).any()),
         any_top_p=bool((host.top_p[rows] < 1).any()),
         any_min_p=bool((host.min_p[rows] > 0).any()),

@@ -1,4 +1,4 @@
-"""What a model runner is made of: plain facts, and how each part is created."""
+"""What a model runner is made from: plain facts, and a factory for each implementation."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from octavo.core.contracts.sampler import Sampler, SamplerContext
 
 @dataclass(frozen=True)
 class RunnerSettings:
-    """Plain facts. kv_dtype: of the pool. max_num_batched_tokens: None when it shall be found.
-    num_threads: of the CPU, None to leave it. poison: see `KVPool`."""
+    """Plain facts."""
 
     device: torch.device
     dtype: torch.dtype
     kv_dtype: torch.dtype
+    """Of the KV pool."""
     block_size: int
     max_num_seqs: int
     max_model_len: int
     max_num_batched_tokens: int | None = None
+    """None: to be measured."""
     memory_utilization: float = 0.9
     num_threads: int | None = None
+    """Of the CPU; None: as torch has it."""
     poison: bool = False
+    """Fill fresh KV blocks with NaN, see `KVPool`."""
 
 
 RegisterAttention = Callable[[int, AttentionSpec, torch.Tensor | None], AttentionFn]
 
 
 @dataclass(frozen=True)
-class RunnerParts:
-    """How the runner's parts are made, each by the context that its kind defines.
-
-    model: gets `ModelContext.attention` and builds the module. load_weights: fills it. instead: by
-    kind, what was made in place of what could not be made; filled by these functions.
-    graph_batch_sizes: see `AttentionBackendContext`. label, blame: see `GraphRunnerContext`.
-    """
+class RunnerFactories:
+    """How implementations are created, each from the context that its kind defines."""
 
     model: Callable[[RegisterAttention], CausalLM]
+    """Gets `ModelContext.attention` and builds the module."""
     load_weights: Callable[[CausalLM], None]
+    """Fills that module."""
     attention_backend: Callable[[AttentionBackendContext], AttentionBackend]
     sampler: Callable[[SamplerContext], Sampler]
     graph_runner: Callable[[GraphRunnerContext], GraphRunner]
@@ -53,6 +53,10 @@ class RunnerParts:
         [LogitsProcessorContext], Sequence[tuple[str, DeviceLogitsProcessor]]
     ] = field(default=lambda context: ())
     instead: dict[str, WorkerChoice] = field(default_factory=dict)
+    """By kind, what was created in place of what could not be; these functions fill it."""
     graph_batch_sizes: tuple[int, ...] = ()
-    label: Callable[[object], str] = lambda made: type(made).__name__
+    """See `AttentionBackendContext`."""
+    label: Callable[[object], str] = lambda implementation: type(implementation).__name__
+    """See `GraphRunnerContext`."""
     blame: Callable[[BaseException], str] = lambda error: ""
+    """See `GraphRunnerContext`."""

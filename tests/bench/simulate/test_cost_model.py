@@ -12,15 +12,15 @@ from octavo.core.errors import ConfigError
 from octavo.core.messages import AdmittedRow, StepPlan
 from octavo.core.sampling_params import SamplingParams
 from octavo.plugins.executors import accelerators
-from octavo.plugins.executors.model_size import model_size
-from octavo.plugins.executors.step_cost import (
-    DerivedCost,
+from octavo.plugins.executors.cost_model import (
+    RooflineModel,
     StepShape,
     StepTracker,
     fit,
     nonnegative_least_squares,
     step_records,
 )
+from octavo.plugins.executors.model_size import model_size
 
 LLAMA_8B = {
     "hidden_size": 4096,
@@ -159,7 +159,7 @@ def test_every_profile_is_valid_and_plausible(name: str) -> None:
     assert 1e9 < profile.memory_bytes < 1e12
     assert profile.host_bandwidth <= profile.memory_bandwidth < 1e14
     assert profile.flops_of("float16") >= profile.flops_of("float32") >= 1e10
-    cost = DerivedCost(profile, model_size(LLAMA_8B, "float16", "float16"), "float16")
+    cost = RooflineModel(profile, model_size(LLAMA_8B, "float16", "float16"), "float16")
     assert cost.seconds(StepShape(512, 0, 1, 512, 512 * 256)) > 0
 
 
@@ -193,9 +193,9 @@ H100: dict[str, Any] = {
 }
 
 
-def cost_of(config: Any = LLAMA_8B, **changes: Any) -> DerivedCost:
+def cost_of(config: Any = LLAMA_8B, **changes: Any) -> RooflineModel:
     model = model_size(config, "bfloat16", "bfloat16")
-    return DerivedCost(accelerators.load(H100 | changes), model, "bfloat16")
+    return RooflineModel(accelerators.load(H100 | changes), model, "bfloat16")
 
 
 def test_decoding_is_bound_by_memory() -> None:

@@ -1,7 +1,7 @@
 """How long a step takes: from what it computes (`StepShape`) to seconds.
 
-`DerivedCost` follows the roofline model (Williams et al., CACM 52(4), 2009) from the facts of an
-accelerator and a model; `FittedCost` is a non-negative least squares fit of measured steps. Both
+`RooflineModel` follows the roofline model (Williams et al., CACM 52(4), 2009) from the facts of an
+accelerator and a model; `FittedModel` is a non-negative least squares fit of measured steps. Both
 see a step through `StepTracker`, which follows plans as a worker does.
 
 Legend: B rows of the batch, T tokens computed.
@@ -108,13 +108,13 @@ def _copied(copies: NDArray[np.int32]) -> tuple[int, int]:
     return int(first[4][inside].sum()), int(first[4][~inside].sum())
 
 
-class StepCost(Protocol):
+class CostModel(Protocol):
     """Seconds of a step."""
 
     def seconds(self, shape: StepShape) -> float: ...
 
 
-class DerivedCost:
+class RooflineModel:
     """From facts. A step's time is its overhead, the linear layers, the head, attention and copies,
     one after another; each part takes the longer of its arithmetic and its memory traffic."""
 
@@ -159,11 +159,11 @@ def _math_type(dtype: str, weight_bits: int) -> str:
 
 
 FEATURES = ("step", "prefill", "decodes", "sampled", "context", "pairs")
-"""What `FittedCost` is linear in; `step` is 1."""
+"""What `FittedModel` is linear in; `step` is 1."""
 
 
 @dataclass(frozen=True)
-class FittedCost:
+class FittedModel:
     """Seconds per unit of each of `FEATURES`, none negative; copies take no time. error: mean
     absolute error of the fit as a fraction of the mean step."""
 
@@ -189,7 +189,7 @@ def step_records(shapes: Sequence[StepShape], seconds: Sequence[float]) -> dict[
     return {"tokens": [s.tokens for s in shapes], **columns, "seconds": list(seconds)}
 
 
-def fit(records: Mapping[str, Sequence[float]]) -> FittedCost:
+def fit(records: Mapping[str, Sequence[float]]) -> FittedModel:
     """Fit measured steps, as `step_records` gives them. Raises `ValueError` when they are not
     such."""
     missing = [n for n in ("seconds", *FEATURES[1:]) if n not in records]
@@ -209,7 +209,7 @@ def fit(records: Mapping[str, Sequence[float]]) -> FittedCost:
     if total > 0:
         weights *= float(seconds.sum()) / total
     error = float(np.abs(matrix @ weights - seconds).mean() / seconds.mean())
-    return FittedCost(tuple(map(float, weights)), error)
+    return FittedModel(tuple(map(float, weights)), error)
 
 
 def nonnegative_least_squares(matrix: Float64, target: Float64) -> Float64:
