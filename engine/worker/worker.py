@@ -127,10 +127,10 @@ def _parts(resolved: Resolved, registry: Registry, settings: RunnerSettings) -> 
     def label(made: object) -> str:
         if isinstance(made, PhasedAttention):
             return f"{label(made.prefill)} for prefill and {label(made.decode)} for decodes"
-        return registry.made.label(made)
+        return registry.owners.label(made)
 
     def blame(error: BaseException) -> str:
-        found = registry.made.blame(error)
+        found = registry.owners.blame(error)
         return str(found) if found is not None else ""
 
     runner = registry.factory(selections["graph_runner"])
