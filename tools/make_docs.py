@@ -12,11 +12,13 @@ import inspect
 import json
 from pathlib import Path
 
-from octavo import backends, models, plugins
-from octavo.core.contracts import KINDS, Kind, provider
+from octavo import backends, models, plugins, server
+from octavo.core.contracts import Kind, provider
+from octavo.core.registry import Registry
 from octavo.testing.conformance import SUITES, suite_of
 from octavo.testing.conformance.base import ConformanceSuite, promise_text, promises
 
+KINDS = Registry.discover(only=[]).kinds
 ROOT = Path(__file__).resolve().parent.parent
 CONTRACTS = ROOT / "docs" / "contracts.md"
 README = ROOT / "README.md"
@@ -28,7 +30,7 @@ BEGIN, END = "<!-- built-in: written by `make docs` -->\n", "<!-- end of built-i
 INTRODUCTION = """\
 # Contracts
 
-<!-- Written by `make docs` from core/contracts/*.py; edit the docstrings there. -->
+<!-- Written by `make docs` from {core,server}/contracts/*.py; edit the docstrings there. -->
 
 A part of Octavo that can be exchanged is an implementation of a contract. There is one contract
 a kind: an abstract class, a context class that its factory gets, and one hook that returns
@@ -295,7 +297,7 @@ def built_in_table() -> str:
     for kind in KINDS.values():
         providers = (
             provider
-            for module in (plugins, backends, models)
+            for module in (plugins, backends, models, server)
             if hasattr(module, kind.hook)
             for provider in getattr(module, kind.hook)()
         )

@@ -43,7 +43,7 @@ class Kind:
     @property
     def hook(self) -> str:
         """Name of the hook that returns providers."""
-        return next(name for name in vars(self.spec) if not name.startswith("_"))
+        return next(str(name) for name in vars(self.spec) if not name.startswith("_"))
 
     @property
     def module(self) -> ModuleType:

@@ -67,7 +67,7 @@ class PluginLoader:
                 "Octavo's own plugins are not registered: the distribution 'octavo' is not "
                 "installed here; expected `pip install octavo`, or `pip install -e .` in a checkout"
             )
-        used = []
+        used: list[tuple[EntryPoint, Source]] = []
         for point, source in points:
             setting = _blocked_by(source, disable, only)
             if setting is not None:

@@ -24,7 +24,11 @@ ELSEWHERE = {
 
 
 def test_every_built_in_implementation_is_checked():
-    suites = [item for item in {**vars(builtin_suites), **vars(server_suites)}.values() if isinstance(item, type)]
+    suites = [
+        item
+        for item in {**vars(builtin_suites), **vars(server_suites)}.values()
+        if isinstance(item, type)
+    ]
     checked = {
         (suite.kind, suite.entry.name)
         for suite in suites

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from octavo.testing.conformance.base import registry
 from octavo.server.command_line.main import main
+from octavo.testing.conformance.base import registry
 
 
 def run(capsys, *args):

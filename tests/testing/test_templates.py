@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from octavo.testing.conformance import SUITES
-from octavo.testing.conformance.base import promises, run_promise
+from octavo.testing.conformance.base import promises, registry, run_promise
 from octavo.testing.new_package import RECIPES, write_package
 
 
