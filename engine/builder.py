@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.config.models import ImplementationConfig
-from octavo.core.contracts import KINDS
 from octavo.core.contracts.executor import (
     Executor,
     ExecutorContext,
@@ -23,7 +22,7 @@ from octavo.core.contracts.preemption_policy import PreemptionPolicy, Preemption
 from octavo.core.contracts.scheduler_policy import SchedulerPolicy, SchedulerPolicyContext
 from octavo.core.contracts.tokenizer import Tokenizer
 from octavo.core.errors import ConfigError
-from octavo.core.plugin_faults import PluginTimes
+from octavo.core.registry.faults import PluginTimes
 from octavo.engine.core import EngineCore
 from octavo.engine.device import limit_spinning
 from octavo.engine.grammar.setup import make_grammars
@@ -193,7 +192,7 @@ def _build(
             clock=clock,
             timelines=config.observability.timelines,
             grammars=grammars,
-            made=registry.made,
+            owners=registry.owners,
             plugin_times=registry.times,
         )
         on_failure.pop_all()  # from here on the engine closes them
@@ -254,7 +253,8 @@ def _pool_notes(most: int | None, max_model_len: int) -> list[str]:
 def _choices(resolved: Resolved, worker: WorkerReport) -> tuple[PluginChoice, ...]:
     """Every plugin in use, with what the worker decided in place of what was planned."""
     listed = [
-        (KINDS[selection.kind].config_path, selection) for selection in resolved.selections.values()
+        (selection.registered.declared.config_path, selection)
+        for selection in resolved.selections.values()
     ]
     if resolved.prefill_attention is not None:
         # `selections` has the one for decodes.

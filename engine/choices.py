@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from octavo.core.config.models import ImplementationConfig
 from octavo.core.config.origin import Path
-from octavo.core.contracts import KINDS
 from octavo.core.errors import ConfigError, OctavoError, PluginError
 from octavo.core.registry import Registry
 from octavo.engine.config import PHASES, EngineConfig
@@ -21,7 +20,7 @@ def check_choices(config: EngineConfig, registry: Registry) -> None:
 
 def choice_errors(config: EngineConfig, registry: Registry) -> Iterator[OctavoError]:
     """Every choice that `check_choices` raises for."""
-    for kind in KINDS.values():
+    for kind in registry.kinds.values():
         section, _, name = kind.config_path.partition(".")
         if section not in type(config).model_fields:
             continue

@@ -12,7 +12,7 @@ from octavo.core.contracts.executor import Executor, Ticket
 from octavo.core.contracts.logits_processor import HostLogitsProcessor
 from octavo.core.contracts.observer import Observer, RequestRecord, StateRecord, StepRecord
 from octavo.core.messages import EngineOutputs, EngineRequest, StepPlan, StepResult
-from octavo.core.plugin_faults import Blaming, Made, PluginTimes
+from octavo.core.registry.faults import Owners, PluginTimes
 from octavo.engine.grammar.desk import Grammars
 from octavo.engine.grammar.processor import GrammarProcessor
 from octavo.engine.host_masks import HostMasks
@@ -56,11 +56,11 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         timelines: int = 0,
         grammars: Grammars | None = None,
-        made: Made | None = None,
+        owners: Owners | None = None,
         plugin_times: PluginTimes | None = None,
     ) -> None:
         self._plugin_times = plugin_times
-        self._blaming = Blaming(made or Made())
+        self._owners = owners or Owners()
         self.grammars = grammars or Grammars(None)
         if grammars is not None:
             masker = GrammarProcessor(grammars.of, scheduler.limits.vocab_size)
@@ -74,7 +74,7 @@ class EngineCore:
             host_processors,
             scheduler.limits.vocab_size,
             self._end,
-            label=(made or Made()).label,
+            label=self._owners.label,
         )
         self._submitted: deque[_Submitted] = deque()
         self._forward_version = executor.forward_version
@@ -85,7 +85,7 @@ class EngineCore:
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises `RequestError` when it can never run."""
-        with self._blaming:
+        with self._owners:
             if request.sampling.structured_outputs is None:
                 self._queue(request)
             else:
@@ -99,7 +99,7 @@ class EngineCore:
     def abort(self, handles: Sequence[int], reason: str = "abort") -> None:
         """End these sequences; those that have ended already are ignored. reason: what they end
         by, `abort`, or `stop` where the front end found a stop string."""
-        with self._blaming:
+        with self._owners:
             for handle in self.grammars.abort(handles):
                 self.scheduler.refuse(handle, reason)
             self.scheduler.abort(handles, reason)
@@ -114,7 +114,7 @@ class EngineCore:
         Raises `PluginFault`, which names the implementation, for an exception in one of those that
         the whole engine depends on.
         """
-        with self._blaming:
+        with self._owners:
             return self._step()
 
     def _step(self) -> EngineOutputs | None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from octavo.core import envvars
-from octavo.core.availability import availability
 from octavo.core.config.models import AUTO, ImplementationConfig
 from octavo.core.config.origin import Path as KeyPath
 from octavo.core.config.origin import dotted
@@ -26,6 +25,7 @@ from octavo.core.errors import (
 )
 from octavo.core.hf_config import override
 from octavo.core.registry import Registry, Selection
+from octavo.core.registry.checks import availability
 from octavo.engine import model_facts
 from octavo.engine.auto_values import NEEDS_MODEL, auto_values, read_chat_template
 from octavo.engine.config import PHASES, EngineConfig
@@ -123,7 +123,7 @@ class _Resolver:
         if has_model:
             self._select_tokenizer()
             self._select_model()
-        for kind in KINDS:
+        for kind in self._registry.kinds:
             if kind not in (*self._out.selections, *_BY_MODEL) and self._is_wanted(kind):
                 self._select(kind)
                 if kind == "attention_backend":
@@ -259,7 +259,7 @@ class _Resolver:
     def _is_wanted(self, kind: str) -> bool:
         """Whether one implementation of the kind is to be selected. Lists are not: the core's have
         their own method, and those of others (`routes`) are theirs."""
-        path = KINDS[kind].config_path
+        path = self._registry.kinds[kind].config_path
         section, _, name = path.partition(".")
         if not name or section not in type(self._given).model_fields:
             return False
@@ -269,7 +269,7 @@ class _Resolver:
         return True
 
     def _select(self, kind: str, choice: ImplementationConfig | None = None) -> Selection:
-        path = KINDS[kind].config_path
+        path = self._registry.kinds[kind].config_path
         given, explicit = self._choice(path)
         given, explicit = (AUTO, False) if given is None else (given, explicit)
         selection = self._registry.select(

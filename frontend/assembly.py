@@ -10,12 +10,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from octavo.core.contracts.reasoning_parser import ReasoningParserContext
 from octavo.core.contracts.tokenizer import Tokenizer, TokenizerContext
-from octavo.core.contracts.tool_parser import ToolParserContext
 from octavo.core.errors import ConfigError, ModelNotFound, PluginError
 from octavo.frontend.text.inputs import InputProcessor
 from octavo.frontend.text.parsers import AnswerParsers
+from octavo.server.contracts.reasoning_parser import ReasoningParserContext
+from octavo.server.contracts.tool_parser import ToolParserContext
 
 if TYPE_CHECKING:
     from octavo.core.registry import Registry

@@ -1,4 +1,4 @@
-"""Built-in policies and host-side parts, registered through the hooks that third parties use."""
+"""Built-in policies and other implementations, registered through the hooks for third parties."""
 
 from __future__ import annotations
 
@@ -57,13 +57,6 @@ def octavo_logits_processors() -> list[Provider[Any]]:
 
 
 @hookimpl
-def octavo_routes() -> list[Provider[Any]]:
-    from octavo.plugins.routes import PROVIDERS
-
-    return PROVIDERS
-
-
-@hookimpl
 def octavo_grammar_engines() -> list[Provider[Any]]:
     from octavo.plugins.grammar_engines import PROVIDERS
 
@@ -73,19 +66,5 @@ def octavo_grammar_engines() -> list[Provider[Any]]:
 @hookimpl
 def octavo_observers() -> list[Provider[Any]]:
     from octavo.plugins.observers import PROVIDERS
-
-    return PROVIDERS
-
-
-@hookimpl
-def octavo_tool_parsers() -> list[Provider[Any]]:
-    from octavo.plugins.tool_parsers import PROVIDERS
-
-    return PROVIDERS
-
-
-@hookimpl
-def octavo_reasoning_parsers() -> list[Provider[Any]]:
-    from octavo.plugins.reasoning_parsers import PROVIDERS
 
     return PROVIDERS

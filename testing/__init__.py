@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _CONFORMANCE = "octavo.testing.conformance"
+_SERVER = "octavo.server.testing"
 
 _WHERE = {
     "AttentionBackendSuite": f"{_CONFORMANCE}.attention_backend",
@@ -27,12 +28,12 @@ _WHERE = {
     "ObserverSuite": f"{_CONFORMANCE}.observer",
     "PreemptionPolicySuite": f"{_CONFORMANCE}.preemption_policy",
     "QuantizationSuite": f"{_CONFORMANCE}.quantization",
-    "ReasoningParserSuite": f"{_CONFORMANCE}.reasoning_parser",
-    "RouteSuite": f"{_CONFORMANCE}.route",
+    "ReasoningParserSuite": f"{_SERVER}.reasoning_parser",
+    "RouteSuite": f"{_SERVER}.route",
     "SamplerSuite": f"{_CONFORMANCE}.sampler",
     "SchedulerPolicySuite": f"{_CONFORMANCE}.scheduler_policy",
     "TokenizerSuite": f"{_CONFORMANCE}.tokenizer",
-    "ToolParserSuite": f"{_CONFORMANCE}.tool_parser",
+    "ToolParserSuite": f"{_SERVER}.tool_parser",
     "WeightSourceSuite": f"{_CONFORMANCE}.weight_source",
     "ConformanceSuite": f"{_CONFORMANCE}.base",
     "NotApplicable": f"{_CONFORMANCE}.base",
@@ -97,12 +98,9 @@ if TYPE_CHECKING:
     from octavo.testing.conformance.observer import ObserverSuite
     from octavo.testing.conformance.preemption_policy import PreemptionPolicySuite
     from octavo.testing.conformance.quantization import QuantizationSuite
-    from octavo.testing.conformance.reasoning_parser import ReasoningParserSuite
-    from octavo.testing.conformance.route import RouteSuite
     from octavo.testing.conformance.sampler import SamplerSuite
     from octavo.testing.conformance.scheduler_policy import SchedulerPolicySuite
     from octavo.testing.conformance.tokenizer import TokenizerSuite
-    from octavo.testing.conformance.tool_parser import ToolParserSuite
     from octavo.testing.conformance.weight_source import WeightSourceSuite
     from octavo.testing.fake_engine import make_fake_engine
     from octavo.testing.step_log import StepLog

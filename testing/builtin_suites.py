@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from octavo.core.plugin_loading import Registered
+from octavo.core.registry import Registered
 from octavo.core.sampling_params import SamplingParams
 from octavo.testing.conformance.attention_backend import AttentionBackendSuite
 from octavo.testing.conformance.base import registry
@@ -18,12 +18,9 @@ from octavo.testing.conformance.model import ModelSuite
 from octavo.testing.conformance.observer import ObserverSuite
 from octavo.testing.conformance.preemption_policy import PreemptionPolicySuite
 from octavo.testing.conformance.quantization import QuantizationSuite
-from octavo.testing.conformance.reasoning_parser import ReasoningParserSuite
-from octavo.testing.conformance.route import RouteSuite
 from octavo.testing.conformance.sampler import SamplerSuite
 from octavo.testing.conformance.scheduler_policy import SchedulerPolicySuite
 from octavo.testing.conformance.tokenizer import TokenizerSuite
-from octavo.testing.conformance.tool_parser import ToolParserSuite
 from octavo.testing.conformance.weight_source import WeightSourceSuite
 
 
@@ -251,43 +248,5 @@ class TestStepTrace(ObserverSuite):
     options = {"path": os.devnull}
 
 
-class TestServerInfo(RouteSuite):
-    entry = known("route", "server_info")
-
-
 class TestPrometheus(ObserverSuite):
     entry = known("observer", "prometheus")
-
-
-class TestHermes(ToolParserSuite):
-    entry = known("tool_parser", "hermes")
-    call = '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>'
-    bare = '<tool_call>{"name": "get_time"}</tool_call>'
-
-
-class TestLlama3Json(ToolParserSuite):
-    entry = known("tool_parser", "llama3_json")
-    call = '\n{"name": "get_weather", "parameters": {"city": "Paris"}}\n'
-    bare = '{"name": "get_time", "parameters": {}}'
-
-
-class TestMistral(ToolParserSuite):
-    entry = known("tool_parser", "mistral")
-    call = '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}}]'
-    bare = "[TOOL_CALLS]get_time[ARGS]{}"
-
-
-class TestPythonic(ToolParserSuite):
-    entry = known("tool_parser", "pythonic")
-    call = "\n[get_weather(city='Paris')]\n"
-    bare = "[get_time()]"
-
-
-class TestDeepSeekR1(ReasoningParserSuite):
-    entry = known("reasoning_parser", "deepseek_r1")
-    answer = "Hm.\n</think>\n\nYes."
-
-
-class TestQwen3(ReasoningParserSuite):
-    entry = known("reasoning_parser", "qwen3")
-    answer = "<think>\nHm.\n</think>\n\nYes."

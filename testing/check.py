@@ -9,12 +9,12 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution, entry_points
 from typing import Any
 
-from octavo.core.availability import availability
-from octavo.core.contracts import KINDS, ProbeContext
+from octavo.core.contracts import ProbeContext
 from octavo.core.errors import PluginError, nearest
-from octavo.core.plugin_loading import Registered, normalized
-from octavo.core.plugin_options import options_model
-from octavo.core.registry import Registry
+from octavo.core.registry import Registered, Registry
+from octavo.core.registry.checks import availability
+from octavo.core.registry.options import options_model
+from octavo.core.registry.sources import normalized
 from octavo.testing.conformance import SUITES, suite_of
 from octavo.testing.conformance.base import ConformanceSuite, Verdict, run_suite
 
@@ -67,7 +67,7 @@ def _entries(name: str, registry: Registry) -> list[Registered]:
     wanted = normalized(name)
     found = [
         entry
-        for kind in KINDS
+        for kind in registry.kinds
         for entry in registry.entries(kind)
         if entry.distribution is not None and normalized(entry.distribution) == wanted
     ]
@@ -76,7 +76,7 @@ def _entries(name: str, registry: Registry) -> list[Registered]:
     failed = [f for f in registry.failures if normalized(f.source.distribution or "") == wanted]
     if failed:
         raise PluginError(f"'{name}' is not used: {failed[0].message}", distribution=name)
-    known = {e.distribution for k in KINDS for e in registry.entries(k) if e.distribution}
+    known = {e.distribution for k in registry.kinds for e in registry.entries(k) if e.distribution}
     try:
         distribution(name)
     except PackageNotFoundError:

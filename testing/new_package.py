@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo import __version__
-from octavo.core.contracts import KINDS, Kind
+from octavo.core.contracts import Kind
 from octavo.core.errors import PluginError, nearest
 from octavo.testing.conformance import SUITES
+from octavo.testing.conformance.base import registry
 
-_TEMPLATES = "octavo.testing.templates"
+_SERVER_TEMPLATES = "octavo.server.testing.templates"
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Recipe:
     suite: str = ""
     imports: str = ""
     probe: bool = False
+    templates: str = "octavo.testing.templates"
 
 
 RECIPES: dict[str, Recipe] = {
@@ -120,14 +122,18 @@ RECIPES: dict[str, Recipe] = {
     call = 'CALL get_weather {"city": "Paris"}\\n'
     bare = "CALL get_time\\n"
 """,
+        templates=_SERVER_TEMPLATES,
     ),
     "reasoning_parser": Recipe(
         "what comes before [answer]",
         "ExampleParser",
         "server: {{reasoning_parser: {name}}}",
         '    answer = "Hm.[answer]Yes."\n',
+        templates=_SERVER_TEMPLATES,
     ),
-    "route": Recipe("says what is served", "ExampleRoutes", "routes: [{name}]"),
+    "route": Recipe(
+        "says what is served", "ExampleRoutes", "routes: [{name}]", templates=_SERVER_TEMPLATES
+    ),
     "observer": Recipe("counts tokens", "ExampleObserver", "observers: [{name}]"),
 }
 
@@ -135,7 +141,7 @@ RECIPES: dict[str, Recipe] = {
 def write_package(kind: str, name: str, parent: Path) -> Path:
     """Write the package `octavo-NAME` into a folder of its own under `parent`, and return the
     folder. Raises `PluginError` for a kind or name that cannot be, or a folder that exists."""
-    if kind not in KINDS or kind not in RECIPES:
+    if kind not in RECIPES:
         raise PluginError(f"there is no kind '{kind}' to write; {nearest(kind, RECIPES)}")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise PluginError(
@@ -155,7 +161,7 @@ def write_package(kind: str, name: str, parent: Path) -> Path:
 def files(kind: str, name: str) -> dict[str, str]:
     """Contents of the package by path."""
     package = f"octavo_{name}"
-    recipe, contract = RECIPES[kind], KINDS[kind]
+    recipe, contract = RECIPES[kind], registry().kind(kind)
     return {
         "pyproject.toml": _pyproject(name, package, kind),
         "README.md": _readme(name, kind, recipe),
@@ -168,7 +174,7 @@ def files(kind: str, name: str) -> dict[str, str]:
 
 
 def _template(kind: str) -> str:
-    return inspect.getsource(importlib.import_module(f"{_TEMPLATES}.{kind}"))
+    return inspect.getsource(importlib.import_module(f"{RECIPES[kind].templates}.{kind}"))
 
 
 def _renamed(text: str, name: str) -> str:

@@ -21,7 +21,8 @@ import msgspec
 import octavo
 import octavo.kernels
 import octavo.testing
-from octavo.core.contracts import KINDS, Kind
+from octavo.core.contracts import Kind
+from octavo.core.registry import Registry
 
 FILE = Path(__file__).resolve().parent.parent / "docs" / "surface.json"
 
@@ -32,7 +33,9 @@ def surface() -> dict[str, Any]:
         "octavo": _module(octavo),
         "octavo.kernels": _module(octavo.kernels),
         "octavo.testing": dict.fromkeys(sorted(octavo.testing.__all__), ""),
-        "contracts": {name: _contract(kind) for name, kind in KINDS.items()},
+        "contracts": {
+            name: _contract(kind) for name, kind in Registry.discover(only=[]).kinds.items()
+        },
     }
 
 
@@ -118,7 +121,7 @@ def problems(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         if was[0] > 0 and now < needed:
             found.append(
                 f"contract {kind} changed and is still version {after['version']}: raise it to "
-                f"{needed[0]}.{needed[1]} in core/contracts/__init__.py"
+                f"{needed[0]}.{needed[1]} where its KIND is declared"
             )
     return found
 

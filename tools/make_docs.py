@@ -16,20 +16,22 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from octavo import backends, models, plugins
-from octavo.core.contracts import KINDS, Kind, provider
+from octavo import backends, models, plugins, server
+from octavo.core.contracts import Kind, provider
+from octavo.core.registry import Registry
 from octavo.plugins.observers.prometheus.families import API, ENGINE, Family
 from octavo.server.command_line.main import _parser
 from octavo.testing.conformance import SUITES, suite_of
 from octavo.testing.conformance.base import ConformanceSuite, promise_text, promises
 
+KINDS = Registry.discover(only=[]).kinds
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 SITE = ROOT / "mkdocs.yml"
 KERNEL_TABLE = ROOT / "backends" / "triton" / "kernels.json"
 
 # Modules whose functions are hook implementations, as the entry points of pyproject.toml list them.
-BUILT_IN = (plugins, backends, models)
+BUILT_IN = (plugins, backends, models, server)
 
 
 def kinds() -> list[Kind]:
@@ -38,7 +40,7 @@ def kinds() -> list[Kind]:
 
 
 def is_server_kind(kind: Kind) -> bool:
-    return kind.config_path.split(".")[0] in ("server", "routes")
+    return kind.module.__name__.startswith("octavo.server.")
 
 
 def title(kind: Kind) -> str:

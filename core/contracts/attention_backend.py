@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.core.contracts.kind import Kind
 from octavo.core.contracts.model import AttentionSpec
 from octavo.core.contracts.provider import Platform, Provider, hookspec
 
@@ -141,3 +142,8 @@ class Spec:
         When: once, when the registry is made. Where: any process. Result: all are collected.
         Context class: `AttentionBackendContext`.
         """
+
+
+KIND = Kind(
+    "attention_backend", Spec, AttentionBackend, AttentionBackendContext, "attention.backend", "1.1"
+)

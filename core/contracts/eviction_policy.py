@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from octavo.core.contracts.kind import Kind
 from octavo.core.contracts.provider import Provider, hookspec
 
 
@@ -60,3 +61,6 @@ class Spec:
         When: once, when the registry is made. Where: any process. Result: all are collected.
         Context class: `EvictionPolicyContext`.
         """
+
+
+KIND = Kind("eviction_policy", Spec, EvictionPolicy, EvictionPolicyContext, "kv_cache.eviction")

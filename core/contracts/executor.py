@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NewType
 
+from octavo.core.contracts.kind import Kind
 from octavo.core.contracts.model import KVSpec
 from octavo.core.contracts.provider import Provider, hookspec
 from octavo.core.messages import LogitMasks, StepPlan, StepResult
@@ -178,3 +179,6 @@ class Spec:
         When: once, when the registry is made. Where: any process. Result: all are collected.
         Context class: `ExecutorContext`.
         """
+
+
+KIND = Kind("executor", Spec, Executor, ExecutorContext, "executor.kind", "1.3")

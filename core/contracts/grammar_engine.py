@@ -20,6 +20,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.core.contracts.kind import Kind
 from octavo.core.contracts.provider import Provider, hookspec
 from octavo.core.structured_outputs import StructuredOutputsParams
 
@@ -111,3 +112,8 @@ class Spec:
         When: once, when the registry is made. Where: any process. Result: all are collected.
         Context class: `GrammarEngineContext`.
         """
+
+
+KIND = Kind(
+    "grammar_engine", Spec, GrammarEngine, GrammarEngineContext, "structured_outputs.engine", "1.1"
+)

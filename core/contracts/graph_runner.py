@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from octavo.core.contracts.attention_backend import AttentionBackend, AttentionLayer
+from octavo.core.contracts.kind import Kind
 from octavo.core.contracts.provider import Provider, hookspec
 
 if TYPE_CHECKING:
@@ -137,3 +138,6 @@ class Spec:
         When: once, when the registry is made. Where: any process. Result: all are collected.
         Context class: `GraphRunnerContext`.
         """
+
+
+KIND = Kind("graph_runner", Spec, GraphRunner, GraphRunnerContext, "graph.runner", "1.3")

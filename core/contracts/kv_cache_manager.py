@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core.contracts.eviction_policy import EvictionPolicy
+from octavo.core.contracts.kind import Kind
 from octavo.core.contracts.provider import Provider, hookspec
 
 
@@ -219,3 +220,8 @@ class Spec:
         When: once, when the registry is made. Where: any process. Result: all are collected.
         Context class: `KVCacheManagerContext`.
         """
+
+
+KIND = Kind(
+    "kv_cache_manager", Spec, KVCacheManager, KVCacheManagerContext, "kv_cache.manager", "1.1"
+)

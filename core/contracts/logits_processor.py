@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.core.contracts.kind import Kind
 from octavo.core.contracts.provider import Provider, hookspec
 from octavo.core.sampling_params import SamplingParams
 
@@ -121,3 +122,8 @@ class Spec:
         When: once, when the registry is made. Where: any process. Result: all are collected.
         Context class: `LogitsProcessorContext`.
         """
+
+
+KIND = Kind(
+    "logits_processor", Spec, LogitsProcessor, LogitsProcessorContext, "logits_processors", "1.1"
+)

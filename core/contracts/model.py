@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from octavo.core.contracts.kind import Kind
 from octavo.core.contracts.provider import Provider, hookspec
 
 if TYPE_CHECKING:
@@ -157,3 +158,6 @@ class Spec:
         When: once, when the registry is made. Where: any process. Result: all are collected.
         Context class: `ModelContext`.
         """
+
+
+KIND = Kind("model", Spec, CausalLM, ModelContext, "model.implementation", "1.1")

@@ -11,6 +11,7 @@ from abc import ABC
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.core.contracts.kind import Kind
 from octavo.core.contracts.kv_cache_manager import KVStats
 from octavo.core.contracts.provider import Provider, hookspec
 
@@ -112,3 +113,6 @@ class Spec:
         When: once, when the registry is made. Where: any process. Result: all are collected.
         Context class: `ObserverContext`.
         """
+
+
+KIND = Kind("observer", Spec, Observer, ObserverContext, "observers")

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
 
+from octavo.core.contracts.kind import Kind
 from octavo.core.contracts.provider import Provider, hookspec
 
 
@@ -73,3 +74,8 @@ class Spec:
         When: once, when the registry is made. Where: any process. Result: all are collected.
         Context class: `PreemptionPolicyContext`.
         """
+
+
+KIND = Kind(
+    "preemption_policy", Spec, PreemptionPolicy, PreemptionPolicyContext, "preemption.policy"
+)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from octavo.core.contracts.kind import Kind
 from octavo.core.contracts.provider import Provider, hookspec
 
 if TYPE_CHECKING:
@@ -49,3 +50,6 @@ class Spec:
         When: once, when the registry is made. Where: any process. Result: all are collected.
         Context class: `QuantizationContext`.
         """
+
+
+KIND = Kind("quantization", Spec, QuantizationMethod, QuantizationContext, "model.quantization")

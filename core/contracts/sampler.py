@@ -31,6 +31,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from octavo.core.contracts.kind import Kind
 from octavo.core.contracts.provider import Provider, hookspec
 
 if TYPE_CHECKING:
@@ -130,3 +131,6 @@ class Spec:
         When: once, when the registry is made. Where: any process. Result: all are collected.
         Context class: `SamplerContext`.
         """
+
+
+KIND = Kind("sampler", Spec, Sampler, SamplerContext, "sampler.backend", "1.2")

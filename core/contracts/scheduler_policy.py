@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.core.contracts.kind import Kind
 from octavo.core.contracts.provider import Provider, hookspec
 
 
@@ -172,3 +173,8 @@ class Spec:
         When: once, when the registry is made. Where: any process. Result: all are collected.
         Context class: `SchedulerPolicyContext`.
         """
+
+
+KIND = Kind(
+    "scheduler_policy", Spec, SchedulerPolicy, SchedulerPolicyContext, "scheduler.policy", "1.1"
+)

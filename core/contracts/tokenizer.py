@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from octavo.core.contracts.kind import Kind
 from octavo.core.contracts.provider import Provider, hookspec
 
 
@@ -127,3 +128,6 @@ class Spec:
         When: once, when the registry is made. Where: any process. Result: all are collected.
         Context class: `TokenizerContext`.
         """
+
+
+KIND = Kind("tokenizer", Spec, Tokenizer, TokenizerContext, "model.tokenizer_backend", "1.2")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo.core.contracts.kind import Kind
 from octavo.core.contracts.provider import Provider, hookspec
 
 if TYPE_CHECKING:
@@ -60,3 +61,6 @@ class Spec:
         When: once, when the registry is made. Where: any process. Result: all are collected.
         Context class: `WeightSourceContext`.
         """
+
+
+KIND = Kind("weight_source", Spec, WeightSource, WeightSourceContext, "model.weight_source", "1.1")

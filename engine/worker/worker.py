@@ -157,8 +157,8 @@ class _Implementations:
         if isinstance(implementation, PhasedAttention):
             prefill, decode = map(self._label, (implementation.prefill, implementation.decode))
             return f"{prefill} for prefill and {decode} for decodes"
-        return self._registry.made.label(implementation)
+        return self._registry.owners.label(implementation)
 
     def _blame(self, error: BaseException) -> str:
-        found = self._registry.made.blame(error)
+        found = self._registry.owners.blame(error)
         return str(found) if found is not None else ""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from octavo.core.contracts.reasoning_parser import ReasoningParser
-from octavo.core.contracts.tool_parser import ToolParser
+from octavo.server.contracts.reasoning_parser import ReasoningParser
+from octavo.server.contracts.tool_parser import ToolParser
 
 
 class AnswerParsers(NamedTuple):

@@ -20,9 +20,8 @@ from pydantic.fields import FieldInfo
 
 from octavo.core import envvars
 from octavo.core.config.models import ImplementationConfig, plain
-from octavo.core.contracts import KINDS
-from octavo.core.plugin_options import options_model
 from octavo.core.registry import Registry
+from octavo.core.registry.options import options_model
 from octavo.frontend.vllm import differences
 from octavo.frontend.vllm.keywords import KEYWORDS
 from octavo.server.command_line import main  # noqa: F401, declares environment variables
@@ -85,7 +84,7 @@ def reference() -> str:
                 lines.append(CPU_POOL)
         else:
             lines.append(f"A list of choices. Default: `{_value(field)}`.\n")
-        for kind in KINDS.values():
+        for kind in registry.kinds.values():
             if kind.config_path.partition(".")[0] == name:
                 lines += _implementations(registry, kind.name, kind.config_path)
     lines += _keywords()

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.core.config import config_model
-from octavo.core.contracts import KINDS
 from octavo.core.errors import PluginError
-from octavo.core.plugin_options import options_model
 from octavo.core.registry import Registered, Registry
+from octavo.core.registry.options import options_model
 from octavo.engine.config import PHASES, EngineConfig
 
 _OTHER = {"type": "string", "description": "The name of any other implementation."}
@@ -27,7 +26,9 @@ def config_schema(registry: Registry) -> dict[str, Any]:
     }
     definitions: dict[str, Any] = schema["$defs"]
     definitions.pop("ImplementationConfig", None)
-    for kind in KINDS.values():
+    for kind in registry.kinds.values():
+        if kind.config_path.partition(".")[0] not in schema["properties"]:
+            continue  # its package declares no section for it
         variants = [
             _variant(entry, definitions) for entry in registry.providers(kind.name).values()
         ]

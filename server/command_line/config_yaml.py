@@ -9,7 +9,6 @@ import yaml
 from pydantic import BaseModel
 
 from octavo.core.config.models import plain
-from octavo.core.contracts import KINDS
 from octavo.engine.config import EngineConfig
 from octavo.engine.resolve import Resolved
 
@@ -61,7 +60,7 @@ def _flow(value: Any) -> str:
 
 
 def _rejected(resolved: Resolved, key: str) -> Iterator[str]:
-    found = [(KINDS[kind].config_path, each) for kind, each in resolved.selections.items()]
+    found = [(one.registered.declared.config_path, one) for one in resolved.selections.values()]
     if resolved.prefill_attention is not None:
         found.append(("attention.prefill", resolved.prefill_attention))
     for path, selection in found:

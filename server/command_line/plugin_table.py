@@ -8,19 +8,18 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from octavo.core.availability import availability
 from octavo.core.config.models import plain
-from octavo.core.contracts import KINDS, Platform, ProbeContext, Requirement
-from octavo.core.plugin_loading import Registered
-from octavo.core.plugin_options import options_model
-from octavo.core.registry import Registry
+from octavo.core.contracts import Platform, ProbeContext, Requirement
+from octavo.core.registry import Registered, Registry
+from octavo.core.registry.checks import availability
+from octavo.core.registry.options import options_model
 from octavo.server.command_line.config_reference import type_text
 
 
 def plugin_report(registry: Registry, platform: Platform) -> dict[str, Any]:
     """Every registered implementation, plugins that failed, and names offered twice."""
     found = []
-    for kind in KINDS:
+    for kind in registry.kinds:
         for entry in sorted(registry.entries(kind), key=lambda e: (e.name, e.distribution or "")):
             answer = availability(entry, ProbeContext(platform))
             found.append(
@@ -71,7 +70,7 @@ def table(report: dict[str, Any]) -> Iterator[str]:
 
 def details(entry: Registered, platform: Platform) -> dict[str, Any]:
     """All that is known of one implementation, its options included."""
-    provider, kind = entry.provider, KINDS[entry.kind]
+    provider, kind = entry.provider, entry.declared
     answer = availability(entry, ProbeContext(platform))
     factory = provider.factory
     if not isinstance(factory, str):

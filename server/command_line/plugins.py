@@ -9,12 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo.core.contracts import KINDS
 from octavo.core.errors import PluginNotFound, nearest
 from octavo.server.command_line.config import add_config_sources, config_from_args
 
 if TYPE_CHECKING:
-    from octavo.core.plugin_loading import Registered
+    from octavo.core.registry import Registered
     from octavo.testing.check import Checked
     from octavo.testing.conformance.base import Verdict
 
@@ -29,12 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown = commands.add_parser(
         "show", help="show options, requirements and origin of an implementation"
     )
-    shown.add_argument("kind", metavar="KIND", help=f"one of {', '.join(KINDS)}")
+    shown.add_argument("kind", metavar="KIND", help="kind, as `octavo plugins` lists it")
     shown.add_argument("name", metavar="NAME", help="name of the implementation")
     checked = commands.add_parser("check", help="run the conformance suites of a distribution")
     checked.add_argument("package", metavar="PACKAGE", help="name of an installed distribution")
     new = commands.add_parser("new", help="create a working plugin package")
-    new.add_argument("kind", metavar="KIND", help=f"one of {', '.join(KINDS)}")
+    new.add_argument("kind", metavar="KIND", help="kind, as `octavo plugins` lists it")
     new.add_argument("name", metavar="NAME", help="name of the implementation, in lower case")
 
 

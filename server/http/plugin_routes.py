@@ -9,10 +9,10 @@ from starlette.routing import BaseRoute, Mount, Route
 
 from octavo.core.config.models import ImplementationConfig, plain
 from octavo.core.contracts import Platform, ProbeContext
-from octavo.core.contracts.route import RouteContext, RoutePlugin
 from octavo.core.errors import PluginError
 from octavo.core.registry import Registry
 from octavo.server.config import ServiceConfig
+from octavo.server.contracts.route import RouteContext, RoutePlugin
 from octavo.server.operations.routes import OPERATIONS
 
 

@@ -12,9 +12,11 @@ from typing import Any
 
 import msgspec
 
-from octavo.core.contracts.reasoning_parser import ReasoningStream, Split
 from octavo.core.contracts.tokenizer import Tokenizer
-from octavo.core.contracts.tool_parser import (
+from octavo.core.sampling_params import SamplingParams
+from octavo.frontend.text.parsers import AnswerParsers
+from octavo.server.contracts.reasoning_parser import ReasoningStream, Split
+from octavo.server.contracts.tool_parser import (
     CallArguments,
     CallBegin,
     CallEnd,
@@ -24,8 +26,6 @@ from octavo.core.contracts.tool_parser import (
     ToolStream,
     new_call_id,
 )
-from octavo.core.sampling_params import SamplingParams
-from octavo.frontend.text.parsers import AnswerParsers
 from octavo.server.http.errors import ApiError
 from octavo.server.openai.forced_calls import NamedCall, RequiredCalls, forced_grammar
 from octavo.server.openai.protocol.tools import NO_CHOICE, Tool, ToolChoice

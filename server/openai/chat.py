@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from octavo.core.contracts.tool_parser import Text
 from octavo.core.sampling_params import SamplingParams
+from octavo.server.contracts.tool_parser import Text
 from octavo.server.http.endpoint import DataEvents, has_more
 from octavo.server.http.large_body import MANY_MESSAGES
 from octavo.server.http.state import ServerState

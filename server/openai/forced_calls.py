@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from octavo.core.contracts.tool_parser import (
+from octavo.core.errors import RequestError
+from octavo.core.structured_outputs import StructuredOutputsParams
+from octavo.server.contracts.tool_parser import (
     CallArguments,
     CallBegin,
     CallEnd,
@@ -17,12 +19,10 @@ from octavo.core.contracts.tool_parser import (
     ToolEvent,
     ToolStream,
 )
-from octavo.core.errors import RequestError
-from octavo.core.structured_outputs import StructuredOutputsParams
-from octavo.plugins.tool_parsers.json_calls import JsonCalls, Style
-from octavo.plugins.tool_parsers.json_object import ObjectReader
 from octavo.server.http.errors import ApiError
 from octavo.server.openai.protocol.tools import Tool, ToolChoice
+from octavo.server.tool_parsers.json_calls import JsonCalls, Style
+from octavo.server.tool_parsers.json_object import ObjectReader
 
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 _STYLE = Style(lists=True)

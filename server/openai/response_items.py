@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from octavo.core.contracts.tool_parser import Text
+from octavo.server.contracts.tool_parser import Text
 from octavo.server.openai.answer import Arguments, Begin, End, Event, Reasoning
 from octavo.server.openai.protocol.chat import TokenLogprob
 from octavo.server.openai.protocol.responses import (

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 
-from octavo.core.contracts import KINDS
 from octavo.core.errors import nearest
 from octavo.testing.conformance.base import ConformanceSuite
 
@@ -31,13 +30,12 @@ SUITES: dict[str, str] = {
     "reasoning_parser": "ReasoningParserSuite",
     "route": "RouteSuite",
 }
-"""The class of each kind; it lives in the module of this package that is called as the kind."""
+"""The class of each kind, a name of `octavo.testing`."""
 
 
 def suite_of(kind: str) -> type[ConformanceSuite]:
     """The suite of a kind. Raises `ValueError` for a kind without one."""
     if kind not in SUITES:
-        raise ValueError(f"there is no conformance suite for '{kind}'; {nearest(kind, KINDS)}")
-    module = importlib.import_module(f"octavo.testing.conformance.{kind}")
-    suite: type[ConformanceSuite] = getattr(module, SUITES[kind])
+        raise ValueError(f"there is no conformance suite for '{kind}'; {nearest(kind, SUITES)}")
+    suite: type[ConformanceSuite] = getattr(importlib.import_module("octavo.testing"), SUITES[kind])
     return suite

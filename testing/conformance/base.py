@@ -25,9 +25,9 @@ from typing import Any, ClassVar
 
 from octavo.core.config.models import ImplementationConfig
 from octavo.core.contracts import Options, Provider
-from octavo.core.plugin_loading import Registered, Source, describe
-from octavo.core.plugin_options import options_model, validate_options
-from octavo.core.registry import Registry, Selection
+from octavo.core.registry import Registered, Registry, Selection, Source
+from octavo.core.registry.objects import describe
+from octavo.core.registry.options import options_model, validate_options
 
 _SUITES = os.path.realpath(Path(__file__).parent)
 _OCTAVO = [
@@ -92,7 +92,7 @@ class ConformanceSuite:
                 f"{cls.__name__} needs a `provider`, or its own `make(self, context)`: "
                 f"see octavo.testing.{cls.__mro__[1].__name__}"
             )
-        return Registered(cls.provider, cls.kind, Source(describe(cls)))
+        return Registered(cls.provider, registry().kind(cls.kind), Source(describe(cls)))
 
     # ---- promises of every kind -------------------------------------------------------------
 

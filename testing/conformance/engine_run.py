@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from octavo.core.contracts import KINDS, Provider
+from octavo.core.contracts import Provider
 from octavo.core.messages import EngineRequest
 from octavo.testing.conformance.base import ConformanceSuite
 from octavo.testing.tiny_model import (
@@ -66,7 +66,7 @@ def merged(*configs: Config) -> dict[str, Any]:
 
 def choosing(suite: ConformanceSuite) -> Config:
     """The configuration that names the implementation under test with its options."""
-    section, _, key = KINDS[suite.kind].config_path.partition(".")
+    section, _, key = suite.registered().declared.config_path.partition(".")
     _, provider = under_test(suite)
     choice = {"name": provider.name, **suite.options}
     return {section: {key: choice}} if key else {section: [choice]}

@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from octavo.core.config.models import ImplementationConfig
-from octavo.core.contracts import KINDS, Kind
+from octavo.core.contracts import Kind
 from octavo.core.contracts.scheduler_policy import SchedulerPolicyContext, WaitingRequest
 from octavo.core.registry import Registry
+
+KINDS = Registry.discover(only=[]).kinds
 
 
 @pytest.fixture(scope="module")

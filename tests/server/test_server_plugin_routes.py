@@ -20,7 +20,7 @@ PLUGIN = """
     from starlette.routing import Mount, Route, WebSocketRoute
 
     from octavo.core.contracts import Options
-    from octavo.core.contracts.route import RoutePlugin
+    from octavo.server.contracts.route import RoutePlugin
     from octavo.core.errors import EngineDeadError, RequestError
 
     class CountOptions(Options):

@@ -11,13 +11,13 @@ import pydantic
 import pytest
 
 from octavo.core.contracts import NoOptions
-from octavo.core.contracts.reasoning_parser import ReasoningParserContext
-from octavo.core.contracts.tool_parser import ToolParserContext
 from octavo.frontend.text.parsers import AnswerParsers
-from octavo.plugins.reasoning_parsers.think import Qwen3Parser
-from octavo.plugins.tool_parsers.hermes import HermesParser
-from octavo.plugins.tool_parsers.options import JsonParserOptions
+from octavo.server.contracts.reasoning_parser import ReasoningParserContext
+from octavo.server.contracts.tool_parser import ToolParserContext
 from octavo.server.openai.protocol.responses import ResponsesEvent
+from octavo.server.reasoning_parsers.think import Qwen3Parser
+from octavo.server.tool_parsers.hermes import HermesParser
+from octavo.server.tool_parsers.options import JsonParserOptions
 
 ANSWER = "Grüße 😀, ok."
 TOOLS = [

@@ -64,7 +64,7 @@ PLUGIN = """
     from starlette.responses import PlainTextResponse
     from starlette.routing import Mount, Route
 
-    from octavo.core.contracts.route import RoutePlugin
+    from octavo.server.contracts.route import RoutePlugin
 
     async def secret(request):
         return PlainTextResponse("secret")

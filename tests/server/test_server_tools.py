@@ -8,12 +8,12 @@ import json
 import pytest
 
 from octavo.core.contracts import NoOptions
-from octavo.core.contracts.reasoning_parser import ReasoningParserContext
-from octavo.core.contracts.tool_parser import ToolParserContext
 from octavo.frontend.text.parsers import AnswerParsers
-from octavo.plugins.reasoning_parsers.think import DeepSeekR1Parser, Qwen3Parser
-from octavo.plugins.tool_parsers.hermes import HermesParser
-from octavo.plugins.tool_parsers.options import JsonParserOptions
+from octavo.server.contracts.reasoning_parser import ReasoningParserContext
+from octavo.server.contracts.tool_parser import ToolParserContext
+from octavo.server.reasoning_parsers.think import DeepSeekR1Parser, Qwen3Parser
+from octavo.server.tool_parsers.hermes import HermesParser
+from octavo.server.tool_parsers.options import JsonParserOptions
 
 PATH = "/v1/chat/completions"
 TOOLS = [

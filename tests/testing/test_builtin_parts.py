@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.core.contracts import KINDS
+from octavo.server.testing import builtin_suites as server_suites
+from octavo.server.testing.builtin_suites import *  # noqa: F403
 from octavo.testing import builtin_suites
 from octavo.testing.builtin_suites import *  # noqa: F403
 from octavo.testing.conformance.base import ConformanceSuite, registry
@@ -27,7 +28,11 @@ ELSEWHERE = {
 
 
 def test_every_built_in_implementation_is_checked():
-    suites = [item for item in vars(builtin_suites).values() if isinstance(item, type)]
+    suites = [
+        item
+        for item in {**vars(builtin_suites), **vars(server_suites)}.values()
+        if isinstance(item, type)
+    ]
     checked = {
         (suite.kind, suite.entry.name)
         for suite in suites
@@ -35,7 +40,7 @@ def test_every_built_in_implementation_is_checked():
     }
     known = {
         (kind, entry.name)
-        for kind in KINDS
+        for kind in registry().kinds
         for entry in registry().entries(kind)
         if entry.source.built_in
     }

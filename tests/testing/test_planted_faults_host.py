@@ -15,9 +15,6 @@ from octavo.core.contracts.kv_cache_manager import Match
 from octavo.core.contracts.observer import Observer
 from octavo.core.contracts.preemption_policy import PreemptionAction
 from octavo.core.contracts.provider import NoOptions
-from octavo.core.contracts.reasoning_parser import Split
-from octavo.core.contracts.route import RoutePlugin
-from octavo.core.contracts.tool_parser import CallArguments, CallBegin
 from octavo.core.errors import EngineDeadError
 from octavo.core.messages import StepResult
 from octavo.plugins.eviction.lru import LruPolicy
@@ -27,6 +24,12 @@ from octavo.plugins.kv_cache_managers.paged import PagedKVCacheManager
 from octavo.plugins.preemption.recompute import RecomputePolicy
 from octavo.plugins.preemption.swap import SwapPolicy
 from octavo.plugins.scheduler_policies.fcfs import FcfsPolicy
+from octavo.server.contracts.reasoning_parser import Split
+from octavo.server.contracts.route import RoutePlugin
+from octavo.server.contracts.tool_parser import CallArguments, CallBegin
+from octavo.server.testing.reasoning_parser import ReasoningParserSuite
+from octavo.server.testing.route import RouteSuite
+from octavo.server.testing.tool_parser import ToolParserSuite
 from octavo.testing.conformance.base import run_promise
 from octavo.testing.conformance.eviction_policy import EvictionPolicySuite
 from octavo.testing.conformance.executor import ExecutorSuite
@@ -34,10 +37,7 @@ from octavo.testing.conformance.grammar_engine import GrammarEngineSuite
 from octavo.testing.conformance.kv_cache_manager import KVCacheManagerSuite
 from octavo.testing.conformance.observer import ObserverSuite
 from octavo.testing.conformance.preemption_policy import PreemptionPolicySuite
-from octavo.testing.conformance.reasoning_parser import ReasoningParserSuite
-from octavo.testing.conformance.route import RouteSuite
 from octavo.testing.conformance.scheduler_policy import SchedulerPolicySuite
-from octavo.testing.conformance.tool_parser import ToolParserSuite
 from octavo.testing.templates import grammar_engine, reasoning_parser, tool_parser
 
 pytestmark = pytest.mark.slow

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from octavo.core.contracts import KINDS
 from octavo.server.command_line.main import main
+from octavo.testing.conformance.base import registry
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ def test_show_tells_options_requirements_and_origin(capsys):
     status, out, _ = run(capsys, "--json", "show", "grammar_engine", "xgrammar")
     found = json.loads(out)
     assert found["requirements"] == ["package xgrammar (pip install 'octavo[grammar]')"]
-    assert found["our_contract_version"] == KINDS["grammar_engine"].version
+    assert found["our_contract_version"] == registry().kinds["grammar_engine"].version
     assert all(option["description"] for option in found["options"])
 
 
@@ -109,7 +109,7 @@ def test_a_broken_package_is_told_apart(environment, tmp_path):
 
 
 def test_every_kind_passes_check_as_generated(environment, tmp_path):
-    names = {kind: f"fresh_{kind}" for kind in KINDS}
+    names = {kind: f"fresh_{kind}" for kind in registry().kinds}
     for kind, name in names.items():
         environment.octavo("plugins", "new", kind, name, cwd=tmp_path)
     environment.install(list(tmp_path.iterdir()))

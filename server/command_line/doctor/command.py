@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.core.contracts import KINDS
 from octavo.engine.device import detect_platform
 from octavo.server.command_line.config import add_config_sources, config_from_args
 from octavo.server.command_line.doctor.facts import Fact, all_facts, as_dicts
@@ -60,7 +59,7 @@ def lines(
             if fact.section == section:
                 out.append(f"{MARKS[fact.state]}{fact.name:<{width}}  {fact.value}")
     for kind in PARTS:
-        out.append(KINDS[kind].name.replace("_", " ") if kind in KINDS else kind)
+        out.append(kind.replace("_", " "))
         rows = [row for row in report["plugins"] if row["kind"] == kind]
         for row in sorted(rows, key=lambda r: (not r["available"], -r["rank"], r["name"])):
             state = "yes" if row["available"] else "no"

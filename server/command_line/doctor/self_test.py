@@ -55,9 +55,9 @@ def run_all() -> dict[str, Any]:
 
 def _backends() -> list[str]:
     """Attention backends that can be used here."""
-    from octavo.core.availability import availability
     from octavo.core.contracts import ProbeContext
     from octavo.core.registry import Registry
+    from octavo.core.registry.checks import availability
     from octavo.engine.device import detect_platform
 
     platform, _ = detect_platform("auto")

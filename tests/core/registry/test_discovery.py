@@ -8,8 +8,7 @@ import types
 import pytest
 
 from octavo.core.config import ImplementationConfig
-from octavo.core.contract_checks import version_problem
-from octavo.core.contracts import KINDS, Provider, hookimpl
+from octavo.core.contracts import Provider, hookimpl
 from octavo.core.contracts.observer import Observer
 from octavo.core.contracts.scheduler_policy import SchedulerPolicy
 from octavo.core.errors import (
@@ -19,6 +18,7 @@ from octavo.core.errors import (
     PluginNotFound,
 )
 from octavo.core.registry import Registry, Selection
+from octavo.core.registry.checks import version_problem
 
 
 class Tiny(SchedulerPolicy):
@@ -70,9 +70,9 @@ def test_built_ins_come_from_octavos_own_entry_points():
 
 def test_every_built_in_keeps_its_contract():
     registry = Registry.discover()
-    for kind in KINDS:
+    for kind in registry.kinds:
         for entry in registry.entries(kind):
-            assert version_problem(entry, KINDS[kind]) is None
+            assert version_problem(entry) is None
             assert entry.provider.summary, f"{entry} has no summary"
             if not entry.provider.requires:
                 selected = Selection(kind, entry.name, None, entry, "")
@@ -80,7 +80,7 @@ def test_every_built_in_keeps_its_contract():
 
 
 def test_octavo_must_be_installed(monkeypatch):
-    monkeypatch.setattr("octavo.core.registry.find_entry_points", lambda: iter(()))
+    monkeypatch.setattr("octavo.core.registry.loader.find_entry_points", list)
     with pytest.raises(PluginError, match="Octavo's own plugins are not registered: the distrib"):
         Registry.discover()
 

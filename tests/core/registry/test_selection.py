@@ -159,9 +159,9 @@ def test_wrong_contract_version(folder):
     ],
 )
 def test_version_compatibility(theirs, ours, good):
-    from octavo.core.contract_checks import _compatible
+    from octavo.core.registry.checks import compatible
 
-    assert (theirs == ours or _compatible(theirs, ours)) is good
+    assert compatible(theirs, ours) is good
 
 
 # ---- availability -------------------------------------------------------------------------------

@@ -156,11 +156,11 @@ def test_asyncio(folder):
 
 
 def test_without_an_engine_a_request_says_what_to_install(folder, monkeypatch):
-    from octavo.core import availability
+    from octavo.core.registry import checks
 
-    installed = availability._installed
+    installed = checks._installed
     monkeypatch.setattr(
-        availability, "_installed", lambda package: package != "xgrammar" and installed(package)
+        checks, "_installed", lambda package: package != "xgrammar" and installed(package)
     )
     with LLM(folder, config=settings()) as llm:
         with pytest.raises(RequestError, match=r"pip install 'octavo\[grammar\]'"):

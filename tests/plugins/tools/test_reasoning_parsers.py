@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core.contracts import NoOptions
-from octavo.core.contracts.reasoning_parser import ReasoningParser, ReasoningParserContext
-from octavo.plugins.reasoning_parsers.think import DeepSeekR1Parser, Qwen3Parser
+from octavo.server.contracts.reasoning_parser import ReasoningParser, ReasoningParserContext
+from octavo.server.reasoning_parsers.think import DeepSeekR1Parser, Qwen3Parser
 
 R1 = DeepSeekR1Parser(NoOptions(), ReasoningParserContext("model"))
 QWEN = Qwen3Parser(NoOptions(), ReasoningParserContext("model"))

@@ -11,7 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core.contracts import NoOptions
-from octavo.core.contracts.tool_parser import (
+from octavo.core.sampling_params import SamplingParams
+from octavo.frontend.text.detokenizer import TokenTable
+from octavo.frontend.text.stream import TextStream
+from octavo.server.contracts.tool_parser import (
     CallArguments,
     CallBegin,
     CallEnd,
@@ -20,14 +23,11 @@ from octavo.core.contracts.tool_parser import (
     ToolParser,
     ToolParserContext,
 )
-from octavo.core.sampling_params import SamplingParams
-from octavo.frontend.text.detokenizer import TokenTable
-from octavo.frontend.text.stream import TextStream
-from octavo.plugins.tool_parsers.hermes import HermesParser
-from octavo.plugins.tool_parsers.llama3_json import Llama3JsonParser
-from octavo.plugins.tool_parsers.mistral import MistralParser
-from octavo.plugins.tool_parsers.options import JsonParserOptions
-from octavo.plugins.tool_parsers.pythonic import PythonicParser
+from octavo.server.tool_parsers.hermes import HermesParser
+from octavo.server.tool_parsers.llama3_json import Llama3JsonParser
+from octavo.server.tool_parsers.mistral import MistralParser
+from octavo.server.tool_parsers.options import JsonParserOptions
+from octavo.server.tool_parsers.pythonic import PythonicParser
 from octavo.testing.byte_tokenizer import ByteTokenizer
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("f", "g", "get_weather")]

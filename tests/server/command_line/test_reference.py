@@ -6,9 +6,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from octavo.core.contracts import KINDS
-from octavo.core.plugin_options import options_model
 from octavo.core.registry import Registry
+from octavo.core.registry.options import options_model
 from octavo.server.command_line.config_reference import from_vllm, reference
 from octavo.server.config import ServiceConfig
 
@@ -26,7 +25,7 @@ def test_the_table_of_differences_is_up_to_date(repository: Path):
 def models():
     yield from (f.annotation for f in ServiceConfig.model_fields.values())
     registry = Registry.discover(only=[])
-    for kind in KINDS:
+    for kind in registry.kinds:
         for entry in registry.entries(kind):
             yield options_model(entry)
 

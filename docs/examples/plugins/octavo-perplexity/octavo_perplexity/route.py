@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Route
 
 from octavo import RequestError, SamplingParams
 from octavo.core.contracts import Options
-from octavo.core.contracts.route import RouteContext, RoutePlugin
+from octavo.server.contracts.route import RouteContext, RoutePlugin
 
 
 class PerplexityOptions(Options):

@@ -6,7 +6,7 @@ import math
 from starlette.applications import Starlette
 
 from octavo import AsyncLLM, RequestError
-from octavo.core.contracts.route import RouteContext
+from octavo.server.contracts.route import RouteContext
 from octavo_perplexity.route import PerplexityOptions, PerplexityRoutes
 
 

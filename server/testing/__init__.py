@@ -1,0 +1,1 @@
+"""Conformance suites of the server's kinds. Public as names of `octavo.testing`."""

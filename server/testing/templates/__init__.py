@@ -1,0 +1,1 @@
+"""Working implementations of the server's kinds, for `octavo plugins new`."""
