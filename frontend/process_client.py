@@ -175,5 +175,4 @@ def text_side(settled: wire.Settled, registry: Registry) -> InputProcessor:
         tokenizer_dir=folder,
         chat_template=settled.chat_template,
     )
-    parsers = assembly.make_parsers(config, registry)
-    return assembly.make_inputs(resolved, assembly.make_tokenizer(resolved, registry), parsers)
+    return assembly.make_inputs(resolved, assembly.make_tokenizer(resolved, registry))

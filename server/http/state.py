@@ -7,20 +7,21 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from octavo.core.config.models import EngineConfig
 from octavo.core.errors import OctavoError
 from octavo.core.sampling_params import SamplingParams
+from octavo.frontend.async_llm import AsyncLLM
 from octavo.server.http.errors import ApiError, unavailable
 from octavo.server.http.large_body import LARGE, Threads
 from octavo.server.http.overload import Queue
+from octavo.server.openai.answer import AnswerParsers
 from octavo.server.openai.chats import Chats
 from octavo.server.openai.protocol.common import ModelCard, ModelList, shown
 from octavo.server.operations.dashboard.viewer import Viewer
 from octavo.server.operations.metrics import Metrics
-from octavo.server.process.engine import Engine
 
 logger = logging.getLogger("octavo.server")
 
@@ -35,11 +36,20 @@ def served_names(config: EngineConfig) -> list[str]:
 
 
 class ServerState:
-    """One an API process, of which this is number `worker`. All methods run on the event loop's
-    thread."""
+    """One an API process. All methods run on the event loop's thread.
 
-    def __init__(self, llm: Engine, config: EngineConfig, worker: int = 0) -> None:
+    make_parsers: called once the engine has started. worker: number of this API process.
+    """
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        config: EngineConfig,
+        make_parsers: Callable[[], AnswerParsers] = AnswerParsers,
+        worker: int = 0,
+    ) -> None:
         self.llm, self.config = llm, config
+        self._make_parsers = make_parsers
         self.names = served_names(config)
         self.created = int(time.time())
         self.metrics = Metrics(llm, config, self.names[0], worker)
@@ -67,6 +77,7 @@ class ServerState:
         try:
             await self.llm.start()
             self.chats.start()
+            self.parsers = self._make_parsers()
             self.defaults: SamplingParams = self.llm.default_sampling_params()
             self._ready = True
         except Exception as error:

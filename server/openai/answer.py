@@ -1,18 +1,25 @@
 """From the text of an answer to reasoning, content and tool calls.
 
-`Plan` says for a request what its answers are read with; `AnswerReader` reads one choice, in pieces
-or whole, through the same streams.
+`AnswerParsers` are those that the configuration chose, `AnswerFormat` says what the answers to one
+request are read with, and `AnswerReader` reads one choice, in pieces or whole, through the same
+streams.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from octavo.core.contracts.reasoning_parser import ReasoningStream, Split
+from octavo.core.config.models import AUTO, EngineConfig
+from octavo.core.contracts.reasoning_parser import (
+    ReasoningParser,
+    ReasoningParserContext,
+    ReasoningStream,
+    Split,
+)
 from octavo.core.contracts.tokenizer import Tokenizer
 from octavo.core.contracts.tool_parser import (
     CallArguments,
@@ -21,14 +28,41 @@ from octavo.core.contracts.tool_parser import (
     Text,
     ToolEvent,
     ToolParser,
+    ToolParserContext,
     ToolStream,
     new_call_id,
 )
 from octavo.core.sampling_params import SamplingParams
-from octavo.frontend.text.parsers import AnswerParsers
 from octavo.server.http.errors import ApiError
 from octavo.server.openai.forced_calls import NamedCall, RequiredCalls, forced_grammar
 from octavo.server.openai.protocol.tools import NO_CHOICE, Tool, ToolChoice
+
+if TYPE_CHECKING:
+    from octavo.core.registry import Registry
+
+
+class AnswerParsers(NamedTuple):
+    """The parsers that answers go through, where the configuration chose one."""
+
+    tool: ToolParser | None = None
+    reasoning: ReasoningParser | None = None
+
+
+def make_parsers(config: EngineConfig, registry: Registry) -> AnswerParsers:
+    """The parsers that the configuration chooses, or that the user handed over."""
+
+    def make(kind: str, context: Any) -> Any:
+        choice = getattr(config.server, kind)
+        if choice is None and not registry.preferred(kind):
+            return None
+        selection = registry.select(kind, choice or AUTO, explicit=choice is not None)
+        return registry.create(selection, context)
+
+    source = config.model.source
+    return AnswerParsers(
+        make("tool_parser", ToolParserContext(source)),
+        make("reasoning_parser", ReasoningParserContext(source)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,22 +130,24 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a request's answers are read with. tools: those that may be called; structured: the
-    answer follows a grammar, so that it has no reasoning in front."""
+class AnswerFormat:
+    """What the answers to one request look like, and so what they are read with."""
 
     parsers: AnswerParsers
     tools: Sequence[Tool] = ()
+    """Those that may be called."""
     choice: ToolChoice = NO_CHOICE
     parallel: bool = True
+    """Whether an answer may have more than one call."""
     structured: bool = False
+    """Whether the answer follows a grammar, so that it has no reasoning in front."""
 
     @property
     def _tool_parser(self) -> ToolParser | None:
         return self.parsers.tool if self.choice.mode == "auto" else None
 
     def adjusted(self, params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
-        """The parameters with what reading the answers takes. Raises `ApiError`."""
+        """The parameters with what reading the answers needs. Raises `ApiError`."""
         changes: dict[str, Any] = {}
         shown = self._shown_tokens(tokenizer) if params.skip_special_tokens else []
         if shown:

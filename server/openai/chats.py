@@ -9,7 +9,7 @@ from typing import Any
 
 from octavo.core.config.models import ServerConfig
 from octavo.core.contracts.tokenizer import ChatSource
-from octavo.server.process.engine import Engine
+from octavo.frontend.async_llm import AsyncLLM
 from octavo.server.templates.renderer import ChatRenderer
 
 PROCESSES = 4
@@ -27,7 +27,7 @@ class Chats:
     """Renders in processes that can be killed, where the tokenizer can tell how
     (`Tokenizer.chat_source`), else in a thread of this one."""
 
-    def __init__(self, llm: Engine, config: ServerConfig) -> None:
+    def __init__(self, llm: AsyncLLM, config: ServerConfig) -> None:
         self._llm, self._config = llm, config
         self._own: ChatRenderer | None = None
         self._requests: ChatRenderer | None = None
@@ -59,7 +59,7 @@ class Chats:
     async def render(
         self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
     ) -> str:
-        """The text of the prompt. arguments: of `Engine.chat_text`. Raises `RequestError`."""
+        """The text of the prompt. arguments: of `AsyncLLM.chat_text`. Raises `RequestError`."""
         template = arguments.get("chat_template")
         renderer = self._own if template is None else self._requests
         if renderer is None:

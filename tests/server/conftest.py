@@ -44,7 +44,7 @@ def config(**server: Any) -> EngineConfig:
 @asynccontextmanager
 async def client_for(llm: Any, **server: Any) -> AsyncIterator[httpx.AsyncClient]:
     """A client of an app whose lifespan runs and whose engine has started (or failed to)."""
-    app = create_app(llm, config(**server))
+    app = create_app(llm, config(**server), make_parsers=lambda: llm.parsers)
     async with app.router.lifespan_context(app):
         if not llm.start_delay:
             await app.state.server.started.wait()
@@ -102,7 +102,7 @@ def live_server(llm: Any, **server: Any) -> Iterator[Any]:
     """A real HTTP server over a fake engine: `.url`, `.llm`."""
     sock = socket.create_server(("127.0.0.1", 0))
     settings = uvicorn.Config(
-        create_app(llm, config(**server)),
+        create_app(llm, config(**server), make_parsers=lambda: llm.parsers),
         log_config=None,
         lifespan="on",
         timeout_graceful_shutdown=5,

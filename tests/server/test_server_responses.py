@@ -13,10 +13,10 @@ import pytest
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.reasoning_parser import ReasoningParserContext
 from octavo.core.contracts.tool_parser import ToolParserContext
-from octavo.frontend.text.parsers import AnswerParsers
 from octavo.plugins.reasoning_parsers.think import Qwen3Parser
 from octavo.plugins.tool_parsers.hermes import HermesParser
 from octavo.plugins.tool_parsers.options import JsonParserOptions
+from octavo.server.openai.answer import AnswerParsers
 from octavo.server.openai.protocol.responses import ResponsesEvent
 
 ANSWER = "Grüße 😀, ok."
@@ -40,7 +40,7 @@ def live(live_over, fakes):
         HermesParser(JsonParserOptions(), ToolParserContext("m")),
         Qwen3Parser(NoOptions(), ReasoningParserContext("m")),
     )
-    llm = fakes.FakeAsyncLLM(max_model_len=4096, inputs=fakes.Inputs(parsers))
+    llm = fakes.FakeAsyncLLM(max_model_len=4096, parsers=parsers)
     with live_over(llm) as found:
         yield found
 

@@ -10,10 +10,10 @@ import pytest
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.reasoning_parser import ReasoningParserContext
 from octavo.core.contracts.tool_parser import ToolParserContext
-from octavo.frontend.text.parsers import AnswerParsers
 from octavo.plugins.reasoning_parsers.think import DeepSeekR1Parser, Qwen3Parser
 from octavo.plugins.tool_parsers.hermes import HermesParser
 from octavo.plugins.tool_parsers.options import JsonParserOptions
+from octavo.server.openai.answer import AnswerParsers
 
 PATH = "/v1/chat/completions"
 TOOLS = [
@@ -40,9 +40,7 @@ def qwen():
 
 
 def llm_with(fakes, tool=None, reasoning=None):
-    return fakes.FakeAsyncLLM(
-        max_model_len=4096, inputs=fakes.Inputs(AnswerParsers(tool, reasoning))
-    )
+    return fakes.FakeAsyncLLM(max_model_len=4096, parsers=AnswerParsers(tool, reasoning))
 
 
 def tell(text, **body):

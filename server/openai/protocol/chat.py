@@ -255,9 +255,8 @@ class ChatRequest(TemplateFields, SamplingRequest):
 
     @property
     def names(self) -> Mapping[str, str]:
-        if not self.choice.forced:
-            return super().names
-        return {**self.renamed, "structured_outputs": "tools"}
+        forced = {"structured_outputs": "tools"} if self.choice.forced else {}
+        return {**super().names, **forced}
 
     @property
     def continued(self) -> str:

@@ -233,18 +233,19 @@ class ResponsesRequest(SamplingRequest):
 
     @property
     def names(self) -> Mapping[str, str]:
+        names = dict(super().names)
         if self.choice.forced:
-            return {**self.renamed, "structured_outputs": "tools"}
-        if self.structured_outputs is None:
-            return {**self.renamed, "structured_outputs": "text.format"}
-        return self.renamed
+            names["structured_outputs"] = "tools"
+        elif self.structured_outputs is None:
+            names["structured_outputs"] = "text.format"
+        return names
 
     @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
 
-    def sampling_params(self, defaults: SamplingParams, vocab_size: int) -> SamplingParams:
-        params = super().sampling_params(defaults, vocab_size)
+    def sampling_params(self, defaults: SamplingParams) -> SamplingParams:
+        params = super().sampling_params(defaults)
         wanted = self.text.format.params() if self.text and self.text.format else None
         if wanted is None:
             return params

@@ -198,14 +198,10 @@ class SamplingRequest(Request):
     @property
     def names(self) -> Mapping[str, str]:
         """Parameters of the engine that the client knows under another name, for messages."""
-        if self.response_format is None or self.structured_outputs:
-            return self.renamed
-        return {**self.renamed, "structured_outputs": "response_format"}
-
-    @property
-    def prompt_name(self) -> str:
-        """The name under which the client gave the prompt."""
-        return self.renamed.get("prompt", "prompt")
+        names = {**self.renamed, "max_tokens": self.limit_name}
+        if self.response_format is not None and not self.structured_outputs:
+            names["structured_outputs"] = "response_format"
+        return names
 
     @property
     def include_usage(self) -> bool:
@@ -243,6 +239,12 @@ class SamplingRequest(Request):
                 param="n",
                 code="value_above_maximum",
             )
+        if self.token_limit == 0 and not getattr(self, "echo", False):
+            raise ApiError(
+                f"{self.limit_name} must be at least 1, got 0 (0 is allowed with echo)",
+                param=self.limit_name,
+                code="value_below_minimum",
+            )
         if self.stream_options is not None and self.stream_options.model_fields_set:
             self._needs(self.stream, "stream_options", "is only allowed when stream is true")
         if self.prompt_logprobs is not None:
@@ -262,14 +264,11 @@ class SamplingRequest(Request):
         if not condition:
             raise ApiError(f"{param} {what}", param=param, code="invalid_value")
 
-    def sampling_params(self, defaults: SamplingParams, vocab_size: int) -> SamplingParams:
-        """What the engine gets, except max_tokens, which needs the prompt's length.
-
-        Raises `RequestError` for values out of range and ids outside the vocabulary.
-        """
+    def sampling_params(self, defaults: SamplingParams) -> SamplingParams:
+        """What the engine is asked for. Raises `RequestError` for values out of range."""
         values = msgspec.structs.asdict(defaults)
         values |= {name: getattr(self, name) for name in PLAIN if name in self.model_fields_set}
-        values["max_tokens"] = None
+        values["max_tokens"] = self.token_limit
         values["logprobs"] = self.num_logprobs
         values["prompt_logprobs"] = self.prompt_logprobs
         if self.vllm_xargs:
@@ -279,9 +278,7 @@ class SamplingRequest(Request):
         values["structured_outputs"] = structured_outputs(
             self.response_format, self.structured_outputs
         )
-        params = SamplingParams(**values)
-        params.check_vocabulary(vocab_size)
-        return params
+        return SamplingParams(**values)
 
 
 def _token_id(key: str) -> int:
