@@ -293,8 +293,8 @@ class AsyncLLM(AsyncEngine):
                 mailbox.fail(EngineDeadError(reason))
             return
         for update in updates:
-            if (mailbox := self._mailboxes.get(update.request_id)) is not None:
-                mailbox.put(update)
+            if update.request_id in self._mailboxes:
+                self._mailboxes[update.request_id].put(update)
 
     def _on_death(self, reason: str) -> None:
         for mailbox in self._mailboxes.values():
