@@ -196,7 +196,7 @@ class SchedulerStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     host_cache_hits: int = 0
 
 
-class EngineOutputs(msgspec.Struct, kw_only=True, omit_defaults=True):
+class EngineOutputs(msgspec.Struct, tag=True, kw_only=True, omit_defaults=True):
     """All that one step produced, as one message.
 
     handles: int64[n] the sequences that got tokens. token_ids: int32[n, W]. counts: int32[n] valid

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from octavo.core.contracts.tokenizer import Tokenizer
-from octavo.core.errors import EngineDeadError, RequestError, failure
+from octavo.core.errors import EngineDeadError, OctavoError, RequestError, failure
 from octavo.core.messages import EngineOutputs
 from octavo.core.sampling_params import SamplingParams
 from octavo.frontend.async_engine import AsyncEngine, Parts
 from octavo.frontend.client import AsyncEngineClient, ThreadClient
-from octavo.frontend.mailbox import Mailbox
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.text.chat import Conversation, chat_prompt, chat_text
 from octavo.frontend.text.inputs import InputProcessor, PreparedRequest, Prompt
@@ -27,7 +28,11 @@ R = TypeVar("R")
 
 logger = logging.getLogger(__name__)
 
-_INLINE_CHARACTERS = 4096  # a prompt up to this long is tokenized faster than handed to a thread
+_INLINE_CHARACTERS = 4096
+"""A prompt up to this long is tokenized faster than it is handed to a thread."""
+
+_MAX_BEHIND = 8
+"""Deltas that a reader may be behind before later ones are merged."""
 
 
 class AsyncLLM(AsyncEngine):
@@ -84,7 +89,7 @@ class AsyncLLM(AsyncEngine):
 
     def _set_up(self, parts: Callable[[], Awaitable[Parts]]) -> None:
         super().__init__(parts)
-        self._mailboxes: dict[str, Mailbox] = {}
+        self._mailboxes: dict[str, _Mailbox] = {}
         self._ids = itertools.count()
 
     # ---- generation ------------------------------------------------------------------------------
@@ -243,7 +248,7 @@ class AsyncLLM(AsyncEngine):
                 f"request_id '{request_id}' belongs to a request that is running",
                 param="request_id",
             )
-        mailbox = self._mailboxes[request_id] = Mailbox(deltas=mode == "delta")
+        mailbox = self._mailboxes[request_id] = _Mailbox(deltas=mode == "delta")
         try:
             await self.start()
             if isinstance(prompt, PreparedRequest):
@@ -269,7 +274,7 @@ class AsyncLLM(AsyncEngine):
             if self._processor is not None:
                 self._processor.abort(request_id)
 
-    def _submit(self, prepared: PreparedRequest, mode: OutputMode, mailbox: Mailbox) -> None:
+    def _submit(self, prepared: PreparedRequest, mode: OutputMode, mailbox: _Mailbox) -> None:
         client, processor = self._running()
         client.check_alive()
         processor.add(prepared, mode)
@@ -306,3 +311,46 @@ class AsyncLLM(AsyncEngine):
         if isinstance(text, str) and len(text) > _INLINE_CHARACTERS:
             return await self._in_pool(work)
         return work()
+
+
+class _Mailbox:
+    """What a reader has not taken yet.
+
+    deltas: every output counts, and a reader who is far behind gets the later ones merged into one.
+    Else an output holds all so far, and only the last one is kept.
+    """
+
+    __slots__ = ("_deltas", "_error", "_event", "_updates", "aborted")
+
+    def __init__(self, *, deltas: bool) -> None:
+        self._deltas = deltas
+        self._updates: deque[RequestOutput] = deque()
+        self._error: OctavoError | None = None
+        self._event = asyncio.Event()
+        self.aborted = False
+        """Whether the request was aborted, if only before the engine had it."""
+
+    def put(self, update: RequestOutput) -> None:
+        """Hand over an output."""
+        updates = self._updates
+        if not self._deltas:
+            updates.clear()
+        elif len(updates) > _MAX_BEHIND:
+            updates[-1].extend(update)
+            return
+        updates.append(update)
+        self._event.set()
+
+    def fail(self, error: OctavoError) -> None:
+        """Raise this to the reader, after what it has not taken yet."""
+        self._error = error
+        self._event.set()
+
+    async def take(self) -> RequestOutput:
+        """The next output, as soon as there is one. Raises what `fail` was given."""
+        while not self._updates:
+            if self._error is not None:
+                raise self._error
+            self._event.clear()
+            await self._event.wait()
+        return self._updates.popleft()

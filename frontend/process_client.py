@@ -114,9 +114,9 @@ class ProcessClient(AsyncEngineClient):
 
     def _take(self, message: Any) -> None:
         match message:
-            case wire.Outputs():
+            case EngineOutputs():
                 assert self._on_outputs is not None, "outputs before start"
-                self._on_outputs(message.outputs)
+                self._on_outputs(message)
             case wire.Answer():
                 future = self._calls.get(message.id)
                 if future is None:

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
-from octavo.core.messages import EngineOutputs, Finish
+from octavo.core.messages import EngineOutputs, Finish, Logprobs
 from octavo.frontend.outputs import (
     CompletionOutput,
+    Logprob,
     PromptLogprobs,
     RequestMetrics,
     RequestOutput,
@@ -21,7 +22,6 @@ from octavo.frontend.outputs import (
 )
 from octavo.frontend.text.detokenizer import TokenTable
 from octavo.frontend.text.inputs import PreparedRequest
-from octavo.frontend.text.logprobs import place_prompt_logprobs, position_dicts
 from octavo.frontend.text.stream import TextStream
 
 OutputMode = Literal["delta", "cumulative", "final"]
@@ -104,8 +104,8 @@ class OutputProcessor:
             if (choice := self._choices.get(part.handle)) is not None:
                 known = choice.request.prompt_logprobs
                 if known is not None:
-                    later = position_dicts(part.logprobs, self._table)
-                    place_prompt_logprobs(known, part.start, later)
+                    later = _position_dicts(part.logprobs, self._table)
+                    _place_prompt_logprobs(known, part.start, later)
         for choice, tokens, logprobs in self._rows(outputs):
             end = ends.get(choice.handle)
             choice.append(tokens, logprobs, end is not None and end.reason == "stop")
@@ -129,7 +129,7 @@ class OutputProcessor:
         counts = None if outputs.counts is None else outputs.counts.tolist()
         dicts: dict[int, SampleLogprobs] = {}
         if outputs.logprobs is not None:
-            found = position_dicts(outputs.logprobs, self._table)
+            found = _position_dicts(outputs.logprobs, self._table)
             for row, position in zip(outputs.logprobs.rows.tolist(), found, strict=True):
                 dicts.setdefault(row, []).append(position)
         for row, handle in enumerate(handles):
@@ -334,3 +334,40 @@ class _Choice:
             self.finish_reason,
             self.stop_reason,
         )
+
+
+def _position_dicts(columns: Logprobs, table: TokenTable | None) -> SampleLogprobs:
+    """One dict for each of the m positions of `columns`: the chosen token first, then as many of
+    the most probable as the row asked for (the chosen one among them is not repeated).
+
+    table: for `decoded_token`; None leaves it None.
+    """
+    rows = zip(
+        columns.token_ids.tolist(),
+        columns.values.tolist(),
+        columns.ranks.tolist(),
+        columns.num.tolist(),
+        strict=True,
+    )
+    return [_position(*row, table) for row in rows]
+
+
+def _position(
+    tokens: list[int], values: list[float], rank: int, num: int, table: TokenTable | None
+) -> dict[int, Logprob]:
+    found: dict[int, Logprob] = {}
+    for place, token in enumerate(tokens[: 1 + num]):
+        if token not in found:
+            text = None if table is None else table.token_text(token)
+            found[token] = Logprob(values[place], rank if place == 0 else place, text)
+    return found
+
+
+def _place_prompt_logprobs(known: PromptLogprobs, start: int, later: SampleLogprobs) -> None:
+    """Put the dicts of prompt tokens `start` and later into `known`, which grows as needed.
+
+    Prompts are computed in chunks, and again after a preemption: what came before is replaced.
+    """
+    end = start + len(later)
+    known.extend([None] * (end - len(known)))
+    known[start:end] = later

@@ -18,10 +18,10 @@ from octavo.server.http.errors import ApiError, unavailable
 from octavo.server.http.large_body import LARGE, Threads
 from octavo.server.http.overload import Queue
 from octavo.server.openai.answer import AnswerParsers
-from octavo.server.openai.chats import Chats
 from octavo.server.openai.protocol.common import ModelCard, ModelList, shown
 from octavo.server.operations.dashboard.viewer import Viewer
 from octavo.server.operations.metrics import Metrics
+from octavo.server.templates.chats import ChatRenderers
 
 logger = logging.getLogger("octavo.server")
 
@@ -55,7 +55,7 @@ class ServerState:
         self.metrics = Metrics(llm, config, self.names[0], worker)
         self.viewer = Viewer()
         self.queue = Queue(llm, config.server, self.metrics.rejected)
-        self.chats = Chats(llm, config.server)
+        self.renderers = ChatRenderers(llm, config.server)
         self.threads = Threads()
         self.in_flight = 0
         """Generations under way."""
@@ -76,7 +76,7 @@ class ServerState:
         """Load the engine. Failure is kept in `failure`: /health then says why."""
         try:
             await self.llm.start()
-            self.chats.start()
+            self.renderers.start()
             self.parsers = self._make_parsers()
             self.defaults: SamplingParams = self.llm.default_sampling_params()
             self._ready = True
@@ -89,7 +89,7 @@ class ServerState:
 
     async def stop(self) -> None:
         """Stop the engine. One that does not stop in time (it is loading, or hangs) is left."""
-        await self.chats.close()
+        await self.renderers.close()
         self.threads.close()
         try:
             await asyncio.wait_for(self.llm.shutdown(), STOP_S)

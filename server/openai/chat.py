@@ -48,7 +48,7 @@ async def render(state: ServerState, body: TemplateFields) -> str:
     messages = await state.threads.if_large(
         len(body.messages) > MANY_MESSAGES, lambda: [each.for_template() for each in body.messages]
     )
-    return await state.chats.render(messages, arguments)
+    return await state.renderers.render(messages, arguments)
 
 
 class ChatGeneration(ChunkedGeneration[ChatRequest]):

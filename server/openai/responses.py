@@ -74,7 +74,7 @@ class ResponseGeneration(Generation[ResponsesRequest]):
         }
         many = len(body.input) > MANY_MESSAGES and not isinstance(body.input, str)
         messages = await state.threads.if_large(many, lambda: to_messages(body))
-        return [await state.chats.render(messages, arguments)]
+        return [await state.renderers.render(messages, arguments)]
 
     def answer(self, choices: Mapping[tuple[int, int], CompletionOutput]) -> ResponsesAnswer:
         (choice,) = choices.values()
