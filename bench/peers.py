@@ -37,16 +37,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     own = parser.add_argument_group("benchmark")
     own.add_argument(
-        "--num-prompts", type=positive, nargs="+", default=[1, 8, 32], help="rows (1 8 32)"
+        "--num-prompts", type=positive, nargs="+", default=[1, 8, 32], help="batch sizes (1 8 32)"
     )
-    own.add_argument("--input-len", type=positive, default=128, help="tokens a prompt (128)")
-    own.add_argument("--output-len", type=positive, default=64, help="tokens generated each (64)")
-    own.add_argument("--rounds", type=positive, default=1, help="the best round counts (1)")
-    own.add_argument("--warm-up-len", type=natural, default=16, help="tokens of a first run (16)")
     own.add_argument(
-        "--peers", nargs="*", choices=PEERS, default=list(PEERS), help="engines beside Octavo"
+        "--input-len", type=positive, default=128, help="prompt length in tokens (128)"
     )
-    own.add_argument("--json", metavar="FILE", type=writable, help="also write the result there")
+    own.add_argument(
+        "--output-len", type=positive, default=64, help="output tokens per request (64)"
+    )
+    own.add_argument("--rounds", type=positive, default=1, help="rounds; the best one counts (1)")
+    own.add_argument(
+        "--warm-up-len", type=natural, default=16, help="prompt length of the warm-up run (16)"
+    )
+    own.add_argument(
+        "--peers", nargs="*", choices=PEERS, default=list(PEERS), help="engines to compare with"
+    )
+    own.add_argument("--json", metavar="FILE", type=writable, help="write the results as JSON")
 
 
 class Child:

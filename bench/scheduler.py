@@ -245,16 +245,18 @@ def policy_choice(text: str) -> Any:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("--running", type=int, default=256, help="sequences that run")
-    parser.add_argument("--prompt-len", type=int, default=512, help="prompt tokens of each")
-    parser.add_argument("--steps", type=int, default=500, help="steps to measure, of each load")
-    parser.add_argument("--waiting", type=int, default=0, help="requests that wait meanwhile")
-    parser.add_argument("--block-size", type=int, default=16, help="tokens a block")
+    parser.add_argument("--running", type=int, default=256, help="running sequences")
+    parser.add_argument("--prompt-len", type=int, default=512, help="prompt tokens per sequence")
+    parser.add_argument("--steps", type=int, default=500, help="steps measured per load")
+    parser.add_argument("--waiting", type=int, default=0, help="waiting requests")
+    parser.add_argument("--block-size", type=int, default=16, help="tokens per KV block")
     parser.add_argument(
-        "--policy", default="fcfs", help="scheduler policy, or several with commas: priority,fair"
+        "--policy",
+        default="fcfs",
+        help="scheduler policy, or several separated by commas: priority,fair",
     )
     parser.add_argument("--manager", default="paged", help="KV cache manager")
-    parser.add_argument("--json", metavar="FILE", help="write the numbers to a file")
+    parser.add_argument("--json", metavar="FILE", help="write the results as JSON")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -53,29 +53,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _server_arguments(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--base-url", "--url", metavar="URL", help="of the server (http://127.0.0.1:8000)")
-    add("--host", default="127.0.0.1", help="where --base-url is not given")
-    add("--port", type=positive, default=8000, help="where --base-url is not given (8000)")
-    add("--backend", choices=[*BACKENDS], default="openai", help="completions, or chat")
-    add("--endpoint", metavar="PATH", help="path of the API (default: by --backend)")
-    add("--model", metavar="NAME", help="default: the first that the server lists")
-    add("--served-model-name", metavar="NAME", help="the name to send, if not --model")
-    add("--api-key", metavar="KEY", help="sent as a bearer token")
-    add("--header", action="append", default=[], metavar="KEY=VALUE", help="may be repeated")
-    add("--insecure", action="store_true", help="do not check the certificate")
-    add("--ready-check-timeout-sec", type=float, default=0.0, help="wait so long for it (0)")
-    add("--extra-body", type=json.loads, default={}, metavar="JSON", help="more keys to send")
+    add("--base-url", "--url", metavar="URL", help="server URL (http://127.0.0.1:8000)")
+    add("--host", default="127.0.0.1", help="host, if --base-url is not given")
+    add("--port", type=positive, default=8000, help="port, if --base-url is not given (8000)")
+    add("--backend", choices=[*BACKENDS], default="openai", help="API to use: completions or chat")
+    add("--endpoint", metavar="PATH", help="API path (default: depends on --backend)")
+    add("--model", metavar="NAME", help="model name (default: the first one the server lists)")
+    add("--served-model-name", metavar="NAME", help="model name to send, if different from --model")
+    add("--api-key", metavar="KEY", help="API key, sent as a bearer token")
+    add(
+        "--header",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="extra HTTP header; repeatable",
+    )
+    add("--insecure", action="store_true", help="skip certificate verification")
+    add(
+        "--ready-check-timeout-sec",
+        type=float,
+        default=0.0,
+        help="seconds to wait until the server is ready (0)",
+    )
+    add("--extra-body", type=json.loads, default={}, metavar="JSON", help="extra request fields")
 
 
 def _load_arguments(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--num-prompts", type=positive, default=1000, help="requests (1000)")
-    add("--request-rate", type=rate, default=math.inf, help="requests a second (inf)")
-    add("--burstiness", type=positive_float, default=1.0, help="1: Poisson, less: burstier (1)")
-    add("--max-concurrency", type=positive, help="requests under way at most")
-    add("--ramp-up-strategy", choices=["linear", "exponential"], help="the rate changes")
-    add("--ramp-up-start-rps", type=positive_float, help="rate at the begin of a ramp")
-    add("--ramp-up-end-rps", type=positive_float, help="rate at the end of a ramp")
+    add("--num-prompts", type=positive, default=1000, help="number of requests (1000)")
+    add("--request-rate", type=rate, default=math.inf, help="requests per second (inf)")
+    add(
+        "--burstiness", type=positive_float, default=1.0, help="1 is Poisson; lower is burstier (1)"
+    )
+    add("--max-concurrency", type=positive, help="maximum concurrent requests")
+    add("--ramp-up-strategy", choices=["linear", "exponential"], help="ramp the request rate")
+    add("--ramp-up-start-rps", type=positive_float, help="request rate at the start of the ramp")
+    add("--ramp-up-end-rps", type=positive_float, help="request rate at the end of the ramp")
     add("--num-warmups", type=natural, default=0, help="requests that are not counted (0)")
     add("--temperature", type=float, default=0.0, help="(0: greedy)")
     add("--ignore-eos", action=argparse.BooleanOptionalAction, help="default: for random prompts")
@@ -90,29 +103,41 @@ def _data_arguments(group: argparse._ArgumentGroup) -> None:
     add("--random-output-len", "--output-len", type=positive, default=128, help="tokens (128)")
     add("--random-range-ratio", type=fraction, default=0.0, help="lengths vary so much (0)")
     add("--random-prefix-len", type=natural, default=0, help="tokens that all share (0)")
-    add("--sharegpt-output-len", type=positive, help="default: 128")
-    add("--custom-output-len", type=positive, help="default: the file's, else 128")
+    add("--sharegpt-output-len", type=positive, help="output length (default: 128)")
+    add(
+        "--custom-output-len",
+        type=positive,
+        help="output length (default: from the file, else 128)",
+    )
     add(
         "--prompt-form",
         choices=["auto", "tokens", "text"],
         default="auto",
-        help="of random prompts: token ids, or common words where a server takes text only",
+        help="random prompts as token ids, or as text for servers that take only text",
     )
-    add("--vocab-size", type=positive, help="token ids to draw from (default: tried out)")
+    add(
+        "--vocab-size",
+        type=positive,
+        help="vocabulary size to draw token ids from (default: probed)",
+    )
 
 
 def _result_arguments(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--percentile-metrics", default="ttft,tpot,itl", help=f"of {','.join(METRICS)}")
-    add("--metric-percentiles", default="99", help="such as 25,50,99 (99)")
-    add("--goodput", nargs="+", metavar="KEY:MS", help="targets in ms: ttft, tpot, e2el")
-    add("--save-result", action="store_true", help="write a JSON file")
-    add("--save-detailed", action="store_true", help="with every request's times and text")
-    add("--result-dir", metavar="FOLDER", help="(.)")
-    add("--result-filename", metavar="FILE", help="default: made of rate, model and time")
-    add("--label", help="a name for the result (default: the backend)")
-    add("--metadata", nargs="+", metavar="KEY=VALUE", help="put into the result")
-    add("--disable-tqdm", action="store_true", help="no progress bar")
+    add(
+        "--percentile-metrics",
+        default="ttft,tpot,itl",
+        help=f"metrics to report percentiles for: {','.join(METRICS)}",
+    )
+    add("--metric-percentiles", default="99", help="percentiles, such as 25,50,99 (99)")
+    add("--goodput", nargs="+", metavar="KEY:MS", help="latency targets in ms: ttft, tpot, e2el")
+    add("--save-result", action="store_true", help="save the results as JSON")
+    add("--save-detailed", action="store_true", help="include the times and text of each request")
+    add("--result-dir", metavar="FOLDER", help="directory for results (.)")
+    add("--result-filename", metavar="FILE", help="file name (default: from rate, model and time)")
+    add("--label", help="label of the results (default: the backend)")
+    add("--metadata", nargs="+", metavar="KEY=VALUE", help="metadata to store with the results")
+    add("--disable-tqdm", action="store_true", help="hide the progress bar")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -161,12 +186,12 @@ def _checked(args: argparse.Namespace) -> dict[str, Any]:
             "a ramp needs --ramp-up-strategy, --ramp-up-start-rps and --ramp-up-end-rps together"
         )
     if args.ramp_up_strategy is not None and not math.isinf(args.request_rate):
-        raise ConfigError("a ramp says the rate itself: leave out --request-rate")
+        raise ConfigError("--request-rate cannot be combined with a ramp")
     if not isinstance(args.extra_body, dict):
         raise ConfigError("--extra-body: expected a JSON object")
     folder = Path(args.result_dir or ".")
     if (args.save_result or args.save_detailed) and not folder.is_dir():
-        raise ConfigError(f"--result-dir: '{folder}' is no folder")
+        raise ConfigError(f"--result-dir: '{folder}' is not a directory")
     return {"metrics": metrics, "percentiles": percentiles, "slo": goodput(args.goodput)}
 
 
@@ -232,7 +257,9 @@ async def _target(args: argparse.Namespace, client: HttpClient, model: str) -> t
     if tokens and vocab_size is None:
         vocab_size = await probe_vocabulary(client, model)
         if vocab_size is None and args.prompt_form == "tokens":
-            raise ConfigError(f"{client.url} takes no token ids as a prompt: --prompt-form text")
+            raise ConfigError(
+                f"{client.url} does not accept token ids as prompts: use --prompt-form text"
+            )
         tokens = vocab_size is not None
     eos = random if args.ignore_eos is None else args.ignore_eos
     target = Target(client, model, path, tokens, args.temperature, eos, args.extra_body)

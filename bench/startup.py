@@ -36,10 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     add_config_arguments(parser)
     own = parser.add_argument_group("benchmark")
-    own.add_argument("--num-iters-cold", type=natural, default=1, help="cold starts (1)")
-    own.add_argument("--num-iters-warmup", type=natural, default=1, help="not counted (1)")
-    own.add_argument("--num-iters-warm", type=positive, default=3, help="warm starts (3)")
-    own.add_argument("--output-json", "--json", metavar="FILE", type=writable, help="write it")
+    own.add_argument(
+        "--num-iters-cold", type=natural, default=1, help="starts with empty caches (1)"
+    )
+    own.add_argument("--num-iters-warmup", type=natural, default=1, help="warm-up starts (1)")
+    own.add_argument("--num-iters-warm", type=positive, default=3, help="measured warm starts (3)")
+    own.add_argument(
+        "--output-json", "--json", metavar="FILE", type=writable, help="write the results as JSON"
+    )
 
 
 def start_once(config: dict[str, Any], cache: Path) -> dict[str, Any]:

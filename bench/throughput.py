@@ -35,10 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     add_config_arguments(parser)
     own = parser.add_argument_group("benchmark")
-    own.add_argument("--num-prompts", type=positive, default=32, help="requests (default: 32)")
-    own.add_argument("--input-len", type=positive, default=128, help="tokens a prompt (128)")
-    own.add_argument("--output-len", type=positive, default=64, help="tokens generated each (64)")
-    own.add_argument("--json", metavar="FILE", type=writable, help="also write the result there")
+    own.add_argument("--num-prompts", type=positive, default=32, help="number of requests (32)")
+    own.add_argument(
+        "--input-len", type=positive, default=128, help="prompt length in tokens (128)"
+    )
+    own.add_argument(
+        "--output-len", type=positive, default=64, help="output tokens per request (64)"
+    )
+    own.add_argument("--json", metavar="FILE", type=writable, help="write the results as JSON")
 
 
 def run_requests(

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "configs",
         nargs="*",
         metavar="CONFIG.yaml[+key=value...]",
-        help="a side: an engine of this file, with keys that are set for this side alone",
+        help="a side: an engine built from this file, with overrides for this side only",
     )
     add = parser.add_argument
     add(
@@ -43,66 +43,81 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="overrides",
         action="append",
         default=[],
-        help="set a key of every file, as in `octavo serve`; may be repeated",
+        help="override a key in every file, as in `octavo serve`; repeatable",
     )
     add(
         "--serve",
         action="store_true",
-        help="start a server of every file, and measure through HTTP",
+        help="start a server for each file and measure over HTTP",
     )
-    add("--model", metavar="NAME", help="to ask servers of --url for (default: their first)")
-    add("--api-key", metavar="KEY", help="for servers")
-    add("--vocab-size", type=positive, help="token ids that servers know (default: tried out)")
+    add(
+        "--model",
+        metavar="NAME",
+        help="model name to request from --url servers (default: the first one listed)",
+    )
+    add("--api-key", metavar="KEY", help="API key for servers")
+    add(
+        "--vocab-size",
+        type=positive,
+        help="vocabulary size of the servers' model (default: probed)",
+    )
     add_workload_arguments(parser)
     own = parser.add_argument_group("measuring")
     add = own.add_argument
-    add("--rounds", type=positive, default=8, help="rounds of every side (8); under 6 show nothing")
-    add("--noise-rounds", type=natural, default=2, help="A/A rounds, to see the noise (2)")
-    add("--warm-up", type=natural, default=1, help="rounds that do not count (1)")
+    add(
+        "--rounds",
+        type=positive,
+        default=8,
+        help="rounds per side (8); fewer than 6 cannot be significant",
+    )
+    add("--noise-rounds", type=natural, default=2, help="A/A rounds that estimate the noise (2)")
+    add("--warm-up", type=natural, default=1, help="warm-up rounds, not counted (1)")
     add(
         "--restart-every",
         type=natural,
         default=0,
         metavar="N",
-        help="new processes after every N rounds (0: never)",
+        help="restart the processes after every N rounds (0: never)",
     )
     add(
         "--time-limit",
         type=positive_float,
         default=240.0,
         metavar="SECONDS",
-        help="rounds, and then requests, are cut to keep it (240)",
+        help="time limit in seconds; rounds, then requests, are reduced to stay within it (240)",
     )
     add(
         "--slo",
         type=slo,
         default=Slo(),
         metavar="ttft=S,itl=S,e2e=S",
-        help="what counts for goodput, in seconds or as 50ms",
+        help="latency targets for goodput, in seconds or as 50ms",
     )
     add(
         "--min-effect",
         type=float,
         default=0.01,
         metavar="X",
-        help="relative difference that matters (0.01)",
+        help="smallest relative difference worth reporting (0.01)",
     )
     add(
         "--check-prompts",
         type=natural,
         default=8,
-        help="prompts whose greedy outputs are compared; 0: none (8)",
+        help="prompts whose greedy outputs are compared (8; 0: none)",
     )
-    add("--check-tokens", type=positive, default=32, help="tokens of each (32)")
+    add("--check-tokens", type=positive, default=32, help="output tokens compared per prompt (32)")
     add(
         "--check-samples",
         type=natural,
         default=128,
-        help="draws a prompt for the test of sampling; 0: none (128)",
+        help="samples per prompt for the sampling test (128; 0: none)",
     )
     out = parser.add_argument_group("results")
-    out.add_argument("--report", metavar="OUT.html", type=writable, help="a page with plots")
-    out.add_argument("--json", metavar="OUT.json", type=writable, help="all numbers")
+    out.add_argument(
+        "--report", metavar="OUT.html", type=writable, help="write an HTML report with plots"
+    )
+    out.add_argument("--json", metavar="OUT.json", type=writable, help="write all results as JSON")
     out.add_argument(
         "--fail-if",
         metavar="METRIC>X",
@@ -166,7 +181,7 @@ def _tell(text: str) -> None:
 def make_sides(args: argparse.Namespace) -> list[Side]:
     """The sides that the command line names, not started."""
     if len(args.configs) + len(args.url) < 2:
-        raise ConfigError("expected two sides or more: YAML files, and --url for running servers")
+        raise ConfigError("expected at least two sides: YAML files, or --url for running servers")
     split = [_side_file(given) for given in args.configs]
     files = [_with_keys(file, keys) for file, keys in split]
     names = names_of(files, args.url)

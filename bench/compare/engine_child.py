@@ -1,13 +1,10 @@
 """One side as an engine in a process of its own: memory and threads of the sides do not mix.
 
-The parent speaks first, in JSON lines over a socket; every request gets progress lines and one
-result or error. Between requests the process sleeps in a read. It ends when the parent does.
+Requests are mappings with the name of a method (`do`) and its arguments.
 """
 
 from __future__ import annotations
 
-import json
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -16,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from octavo.bench.child import Progress, serve
 from octavo.bench.compare.rounds import round_data
 from octavo.bench.load.engine import EngineDriver
 from octavo.bench.slo import Slo
 from octavo.bench.workloads.calls import Call
-from octavo.core.errors import OctavoError
 from octavo.core.messages import EngineRequest
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.core import EngineCore
@@ -28,39 +25,30 @@ from octavo.engine.core import EngineCore
 TELL_S = 0.2
 
 
-class Child:
+class EngineChild:
     """Answers the parent's requests."""
 
-    def __init__(self, lines: Any) -> None:
-        self._lines = lines
+    def __init__(self) -> None:
+        self._send: Progress = lambda tokens: None
         self._engine: EngineCore | None = None
         self._inputs: Any = None
         self._resolved: Any = None
         self._registry: Any = None
         self._tokens, self._told = 0, 0.0
 
-    def serve(self) -> None:
-        """Until the parent closes the socket."""
-        for line in self._lines:
-            given = json.loads(line)
-            try:
-                answer = {"result": getattr(self, "do_" + given.pop("do"))(**given)}
-            except OctavoError as error:
-                answer = {"error": f"{error}"}
-            except Exception as error:
-                answer = {"error": f"{type(error).__name__}: {error}"}
-            self._send(answer)
+    def answer(self, request: dict[str, Any], progress: Progress) -> Any:
+        """Call the method that the request names."""
+        self._send = progress
+        return getattr(self, "do_" + request.pop("do"))(**request)
+
+    def close(self) -> None:
         if self._engine is not None:
             self._engine.close()
-
-    def _send(self, message: dict[str, Any]) -> None:
-        self._lines.write(json.dumps(message) + "\n")
-        self._lines.flush()
 
     def _progress(self, count: int) -> None:
         self._tokens += count
         if time.monotonic() - self._told > TELL_S:
-            self._send({"tokens": self._tokens})
+            self._send(self._tokens)
             self._tokens, self._told = 0, time.monotonic()
 
     @property
@@ -249,11 +237,12 @@ def _device_peak() -> int | None:
     return None if cuda is None else int(cuda.max_memory_allocated())
 
 
-def main(descriptor: int) -> None:
+def main(fd: int, parent: int) -> None:
     """The process."""
-    with socket.socket(fileno=descriptor) as connection, connection.makefile("rw") as lines:
-        Child(lines).serve()
+    engine = EngineChild()
+    serve(fd, parent, engine.answer)
+    engine.close()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

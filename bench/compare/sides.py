@@ -4,11 +4,7 @@ run already. All are asked for the same things."""
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import socket
-import subprocess
-import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -16,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from octavo.bench.child import Child, ChildError
 from octavo.bench.compare.engine_child import call_dict
 from octavo.bench.compare.rounds import round_data
 from octavo.bench.load.http import HttpClient, HttpError
@@ -77,49 +74,31 @@ class EngineSide(Side):
     def __init__(self, name: str, file: str, overrides: Sequence[str] = ()) -> None:
         self.name, self.facts = name, {}
         self._file, self._overrides = file, list(overrides)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lines: Any = None
-        self._socket: socket.socket | None = None
+        self._child: Child | None = None
         self._errors: Any = None
 
     def start(self) -> None:
-        self._socket, theirs = socket.socketpair()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
-        with theirs:
-            command = [sys.executable, "-m", "octavo.bench.compare.engine_child"]
-            self._process = subprocess.Popen(
-                [*command, str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=self._errors,
-                stderr=self._errors,
-            )
-        self._lines = self._socket.makefile("rw")
+        self._child = Child("octavo.bench.compare.engine_child", output=self._errors)
         self.facts = self._ask("start", file=self._file, overrides=self._overrides)
         self.facts |= {"kind": "engine", "file": self._file}
 
     def _ask(self, do: str, on_tokens: OnTokens = lambda count: None, **given: Any) -> Any:
+        assert self._child is not None, "it was started"
         try:
-            self._lines.write(json.dumps({"do": do, **given}) + "\n")
-            self._lines.flush()
-            for line in self._lines:
-                answer = json.loads(line)
-                if "tokens" in answer:
-                    on_tokens(answer["tokens"])
-                elif "error" in answer:
-                    raise SideError(f"{self.name}: {answer['error']}")
-                else:
-                    return answer["result"]
-        except OSError:
-            pass  # it died: said below
-        raise SideError(f"{self.name}: the engine's process ended: {self._last_words()}")
+            return self._child.ask({"do": do, **given}, on_tokens)
+        except ChildError as error:
+            raise SideError(f"{self.name}: {error}") from None
+        except EOFError:
+            end = self._last_words()
+            raise SideError(f"{self.name}: the engine's process ended with {end}") from None
 
     def _last_words(self) -> str:
-        assert self._process is not None, "it was started"
-        status = self._process.wait()
+        assert self._child is not None, "it was started"
+        how = self._child.how_it_ended()
         self._errors.seek(0)
         last = self._errors.read().decode(errors="replace").strip().splitlines()[-3:]
-        return f"exit status {status}" + (f": {' '.join(last)}" if last else "")
+        return how + (f": {' '.join(last)}" if last else "")
 
     def round(
         self, calls: Sequence[Call], concurrency: int | None, slo: Slo, on_tokens: OnTokens
@@ -143,19 +122,9 @@ class EngineSide(Side):
         return found
 
     def close(self) -> None:
-        if self._lines is not None:
-            with suppress(OSError):
-                self._lines.close()
-            assert self._socket is not None, "it came with the lines"
-            self._socket.close()
-            self._lines = None
-        if self._process is not None:
-            try:
-                self._process.wait(30)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._process = None
+        if self._child is not None:
+            self._child.close(patience_s=30)
+            self._child = None
             self._errors.close()
 
 

@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
+
+from octavo.core.errors import OctavoError
+
+try:
+    from scipy.special import chdtri, chndtrinc, stdtrit
+except ImportError:
+    raise OctavoError("statistics need scipy: pip install 'octavo[bench]'") from None
 
 Float64 = NDArray[np.float64]
 
@@ -23,24 +29,6 @@ RARE = 5
 
 _EXACT = 12  # up to so many rounds all sign patterns are looked at
 _DRAWS = 4096
-_NORMAL = NormalDist()
-
-
-def t_quantile(share: float, degrees: int) -> float:
-    """Quantile of Student's t distribution. Exact for 1 and 2 degrees of freedom, beyond them
-    Cornish and Fisher's expansion (Abramowitz and Stegun 26.7.5), off by under 1% of itself from
-    5 degrees on and shares of 0.001 to 0.999."""
-    if degrees == 1:
-        return math.tan(math.pi * (share - 0.5))
-    if degrees == 2:
-        a = 2 * share - 1
-        return a * math.sqrt(2 / max(1 - a * a, 1e-300))
-    z, v = _NORMAL.inv_cdf(share), float(degrees)
-    g1 = (z**3 + z) / 4
-    g2 = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    g3 = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    g4 = (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160
-    return z + g1 / v + g2 / v**2 + g3 / v**3 + g4 / v**4
 
 
 def standard_error(values: Float64) -> float:
@@ -67,7 +55,7 @@ def interval(values: Float64, level: float = 0.95, seed: int = 0) -> tuple[float
     usable = errors > 1e-9 * error  # a resample of one value says nothing of the spread
     ratios = np.sort((resampled.mean(axis=1)[usable] - mean) / errors[usable])
     low, high = np.quantile(ratios, (tail, 1 - tail))
-    student = t_quantile(1 - tail, count - 1)
+    student = float(stdtrit(count - 1, 1 - tail))
     # What is cut off is bounded: with few values single resamples have hardly any spread.
     bound = 3 * student
     above = min(max(student, -float(low)), bound)
@@ -139,9 +127,8 @@ def rounds_needed(
         return None
     if spread == 0:
         return LEAST_ROUNDS
-    tail = 1 - alpha / 2 / max(1, metrics)
     for count in range(LEAST_ROUNDS, 1001):
-        wanted = t_quantile(tail, count - 1) + t_quantile(power, count - 1)
+        wanted = _detection_limit(count, metrics, alpha, power)
         if abs(effect) * math.sqrt(count) >= wanted * spread:
             return count
     return None
@@ -153,9 +140,14 @@ def detectable(
     """The smallest mean difference that so many rounds would show with probability `power`."""
     if rounds < LEAST_ROUNDS:
         return math.inf
+    return _detection_limit(rounds, metrics, alpha, power) * spread / math.sqrt(rounds)
+
+
+def _detection_limit(rounds: int, metrics: int, alpha: float, power: float) -> float:
+    """Mean difference, in standard errors, that is shown with probability `power`: the sum of two
+    quantiles of Student's t, the level divided among the metrics (Bonferroni)."""
     tail = 1 - alpha / 2 / max(1, metrics)
-    wanted = t_quantile(tail, rounds - 1) + t_quantile(power, rounds - 1)
-    return wanted * spread / math.sqrt(rounds)
+    return float(stdtrit(rounds - 1, tail) + stdtrit(rounds - 1, power))
 
 
 def two_samples_differ(
@@ -166,7 +158,7 @@ def two_samples_differ(
     first, second: int64[P, K] counts of K categories for P prompts. Pearson's chi-square summed
     over the prompts, categories with under `RARE` counts in both together pooled; its distribution
     is that of random divisions of the counts (a permutation test)."""
-    draw = np.random.RandomState(seed)
+    draw = np.random.default_rng(seed)
     observed, simulated = 0.0, np.zeros(draws)
     for a, b in zip(first, second, strict=True):
         one, both = _pooled(a, b)
@@ -176,7 +168,7 @@ def two_samples_differ(
         expected = both * (size / whole)
         scale = expected * (1 - size / whole)
         observed += float(((one - expected) ** 2 / scale).sum())
-        drawn = np.stack([_divide(both, size, draw) for _ in range(draws)])
+        drawn = draw.multivariate_hypergeometric(both, size, draws)
         simulated += ((drawn - expected) ** 2 / scale).sum(axis=1)
     return float((1 + (simulated >= observed - 1e-9).sum()) / (1 + draws))
 
@@ -198,7 +190,8 @@ def shown_distance(
     kinds = [len(_pooled(a, b)[1]) for a, b in zip(first, second, strict=True)]
     freedom = sum(max(1, kind - 1) for kind in kinds)
     hidden = np.array([_unseen(a + b) for a, b in zip(first, second, strict=True)])
-    needed = _noncentrality(freedom, alpha, power) / (2 * size)
+    # The noncentrality with which the statistic passes its critical value as often as `power`.
+    needed = float(chndtrinc(chdtri(freedom, alpha), freedom, 1 - power)) / (2 * size)
     low, high = 0.0, 1.0
     if (np.maximum(high - hidden, 0) ** 2).sum() < needed:
         return None
@@ -216,23 +209,6 @@ def _unseen(total: NDArray[np.int64]) -> float:
     return float(total[total <= RARE].sum() / max(1, total.sum()))
 
 
-def _noncentrality(freedom: int, alpha: float, power: float) -> float:
-    """With which a chi-square statistic passes its critical value with probability `power`.
-
-    Patnaik's approximation by a central chi-square, and that by Wilson and Hilferty's."""
-    spread = 2 / (9 * freedom)
-    limit = freedom * (1 - spread + _NORMAL.inv_cdf(1 - alpha) * math.sqrt(spread)) ** 3
-    low, high = 0.0, 1000.0 + 10 * freedom
-    for _ in range(60):
-        middle = (low + high) / 2
-        scale = (freedom + 2 * middle) / (freedom + middle)
-        like = (freedom + middle) / scale
-        spread = 2 / (9 * like)
-        above = ((limit / scale / like) ** (1 / 3) - 1 + spread) / math.sqrt(spread)
-        low, high = (low, middle) if above < -_NORMAL.inv_cdf(power) else (middle, high)
-    return high
-
-
 def _pooled(
     a: NDArray[np.int64], b: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -242,15 +218,3 @@ def _pooled(
     one = np.append(a[~rare], a[rare].sum())
     both = np.append(total[~rare], total[rare].sum())
     return one[both > 0], both[both > 0]
-
-
-def _divide(counts: NDArray[np.int64], size: int, draw: np.random.RandomState) -> Float64:
-    """A random part, of `size`, of things of several kinds."""
-    found = np.zeros(len(counts))
-    rest = int(counts.sum())
-    for kind, count in enumerate(counts.tolist()):
-        if size and count:
-            rest -= count
-            found[kind] = draw.hypergeometric(count, rest, size) if rest else size
-            size -= int(found[kind])
-    return found

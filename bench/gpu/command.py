@@ -20,7 +20,7 @@ from octavo.bench.arguments import positive_float, writable
 from octavo.bench.environment import machine, versions
 from octavo.bench.gpu import table
 from octavo.bench.gpu.budget import Outcome, Schedule
-from octavo.bench.gpu.child import Child
+from octavo.bench.gpu.child import DeviceChild
 from octavo.bench.gpu.figures import derive, told
 from octavo.bench.gpu.parts import Part, full_parts, quick_parts
 from octavo.bench.result_file import write_json
@@ -34,19 +34,19 @@ NO_DEVICE = 2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's flags."""
     add = parser.add_argument
-    add("--seconds", type=positive_float, default=420.0, help="time limit for everything (420)")
-    add("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: only with --quick")
-    add("--quick", action="store_true", help="a tiny model and few steps, to try the command")
-    add("--only", metavar="TEXT", help="only parts whose name has this, and the device's facts")
-    add("--list", action="store_true", help="name the parts in their order, and measure nothing")
-    add("--json", metavar="FILE", type=writable, help="write all figures there")
+    add("--seconds", type=positive_float, default=420.0, help="overall time limit in seconds (420)")
+    add("--device", choices=["cuda", "cpu"], default="cuda", help="cpu requires --quick")
+    add("--quick", action="store_true", help="tiny model and few steps, to try the command")
+    add("--only", metavar="TEXT", help="run only the measurements whose name contains TEXT")
+    add("--list", action="store_true", help="list the measurements in order and exit")
+    add("--json", metavar="FILE", type=writable, help="write all results as JSON")
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command. Returns the exit status: 1 when nothing was measured, 2 without a device,
     130 after Ctrl-C."""
     if args.device == "cpu" and not args.quick:
-        raise ConfigError("--device cpu is a rehearsal of the command: it needs --quick")
+        raise ConfigError("--device cpu requires --quick")
     parts = chosen_parts(args)
     if args.list:
         for part in parts:
@@ -76,7 +76,7 @@ def chosen_parts(args: argparse.Namespace) -> list[Part]:
     kept = [part for part in parts if args.only in part.name]
     if not kept:
         names = ", ".join(part.name for part in parts)
-        raise ConfigError(f"--only {args.only}: no part has this in its name; there are: {names}")
+        raise ConfigError(f"--only {args.only}: no measurement matches; available: {names}")
     return [part for part in parts if part.kind == "facts" or part in kept]
 
 
@@ -92,7 +92,7 @@ class Run:
     def go(self, file: Path | None) -> int:
         """Measure, print the table, write the file. Returns the exit status."""
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` sends it
-        child = Child(self._device, self._figure)
+        child = DeviceChild(self._device, self._figure)
         try:
             outcomes = self._schedule.run(self._parts, child.perform, self._ended)
         finally:

@@ -33,7 +33,7 @@ LONGEST_S = 4.0
 """Steps are measured for so long at most."""
 
 
-class Invalid(OctavoError):
+class InvalidRun(OctavoError):
     """The engine did not do what was to be measured; the message says what."""
 
 
@@ -240,7 +240,7 @@ class Rows:
             return []
         errors = [finish.error for finish in outputs.finished if finish.error]
         if errors:
-            raise Invalid(f"a request failed: {errors[0]}")
+            raise InvalidRun(f"a request failed: {errors[0]}")
         handles: list[int] = outputs.handles.tolist()
         self._tokens += len(handles)
         return handles
@@ -257,7 +257,7 @@ class Rows:
             self._step()  # planned while the last of them was computed
 
     def decode(self, warm: int, count: int) -> Steps:
-        """Measure steps in which every row gets a token. Raises `Invalid` when one does not."""
+        """Measure steps in which every row gets a token. Raises `InvalidRun` when one does not."""
         for _ in range(warm):
             self._step()
         clock, rows = self._clock, len(self._handles)
@@ -271,7 +271,7 @@ class Rows:
                 context.append(self._tokens)
                 got = self._step()
                 if len(got) != rows:
-                    raise Invalid(f"a step gave {len(got)} tokens for {rows} rows")
+                    raise InvalidRun(f"a step gave {len(got)} tokens for {rows} rows")
                 marks.append(clock.mark())
         seconds = clock.between(marks)
         host = (time.perf_counter() - started) / len(context)

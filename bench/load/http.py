@@ -84,7 +84,7 @@ class HttpClient:
         try:
             return json.loads(data) if data.strip() else None
         except ValueError:
-            raise HttpError(f"{self.url}{path} answered no JSON: {data[:200]!r}") from None
+            raise HttpError(f"{self.url}{path} did not return JSON: {data[:200]!r}") from None
 
     async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[bytes, None]:
         """The data of server-sent events, as they come, without `[DONE]`."""
@@ -107,7 +107,7 @@ class HttpClient:
             while isinstance(response, h11.InformationalResponse):
                 response = await connection.next_event()
             if not isinstance(response, h11.Response):
-                raise HttpError(f"{self.url}{path}: the connection was closed before an answer")
+                raise HttpError(f"{self.url}{path}: the connection was closed before a response")
             if response.status_code != 200:
                 text = await _body(connection)
                 raise HttpError(
@@ -117,7 +117,7 @@ class HttpClient:
                 yield bytes(event.data)
             whole = isinstance(event, h11.EndOfMessage)
             if not whole:
-                raise HttpError(f"{self.url}{path}: the connection was closed within an answer")
+                raise HttpError(f"{self.url}{path}: the connection was closed during a response")
         except (OSError, h11.RemoteProtocolError) as exc:
             raise HttpError(f"{self.url}{path}: {exc or type(exc).__name__}") from exc
         finally:

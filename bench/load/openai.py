@@ -69,7 +69,7 @@ async def served_model(client: HttpClient) -> str:
     try:
         return str(models["data"][0]["id"])
     except (TypeError, KeyError, IndexError):
-        raise HttpError(f"{client.url}/v1/models lists no model; name one") from None
+        raise HttpError(f"{client.url}/v1/models lists no models; pass --model") from None
 
 
 async def probe_vocabulary(client: HttpClient, model: str) -> int | None:

@@ -33,7 +33,7 @@ _SAMPLED_ROWS = 256
 
 
 @dataclass(frozen=True)
-class Wish:
+class PlanRequest:
     """What is asked for. quantization: Octavo's name. devices: number of equal ones."""
 
     dtype: str
@@ -75,14 +75,14 @@ class Capacity:
         """Whether a sequence of `max_model_len` tokens has room."""
         return self.undivided is None and self.concurrency >= 1
 
-    def problem(self, wish: Wish) -> str | None:
+    def problem(self, request: PlanRequest) -> str | None:
         """Why it does not fit, in the words of an engine's start."""
         if self.fits or self.undivided is not None:
             return self.undivided
         if self.memory is not None and not self.blocks:
             return no_room(self.memory, self.block_bytes)
-        needed = -(-wish.max_model_len // wish.block_size) * self.block_bytes
-        return too_long(wish.max_model_len, needed, self.pool, self.longest)
+        needed = -(-request.max_model_len // request.block_size) * self.block_bytes
+        return too_long(request.max_model_len, needed, self.pool, self.longest)
 
 
 def parameters(config: Mapping[str, Any], size: ModelSize) -> tuple[int, int, bool]:
@@ -96,7 +96,7 @@ def parameters(config: Mapping[str, Any], size: ModelSize) -> tuple[int, int, bo
     return sum(counts.values()), sum(counts[name] for name in linear), True
 
 
-def weight_bits(config: Mapping[str, Any], wish: Wish) -> float:
+def weight_bits(config: Mapping[str, Any], request: PlanRequest) -> float:
     """Bits of a linear layer's weight, scales included: the checkpoint's quantization, else what
     is asked for."""
     section = config.get("quantization_config") or {}
@@ -108,40 +108,46 @@ def weight_bits(config: Mapping[str, Any], wish: Wish) -> float:
         if isinstance(own, int):
             group = section.get("group_size") or section.get("q_group_size") or GROUP
             return own + (_OTHER_GROUPS / group if group > 0 else 0.0)
-        raise ConfigError(f"the checkpoint is quantized with '{method}', whose size is not known")
-    if wish.quantization in SCALE_BITS:
-        return bits(wish.quantization) + SCALE_BITS[wish.quantization]
-    return float(bits(wish.dtype))
+        raise ConfigError(
+            f"the checkpoint is quantized with '{method}', whose memory use is unknown"
+        )
+    if request.quantization in SCALE_BITS:
+        return bits(request.quantization) + SCALE_BITS[request.quantization]
+    return float(bits(request.dtype))
 
 
 def capacity(
-    config: Mapping[str, Any], wish: Wish, memory: int, device: str, pool: int | None = None
+    config: Mapping[str, Any],
+    request: PlanRequest,
+    memory: int,
+    device: str,
+    pool: int | None = None,
 ) -> Capacity:
     """memory: of one device. pool: bytes of the KV pool, where another rule than the device's
     memory says (a CPU)."""
-    size = model_size(config, wish.dtype, wish.kv_dtype, "none")
+    size = model_size(config, request.dtype, request.kv_dtype, "none")
     count, linear, exact = parameters(config, size)
-    per_weight = weight_bits(config, wish)
-    n = wish.devices
-    held = linear * per_weight + (count - linear) * bits(wish.dtype)
-    if wish.quantization in PACKED and quantization_method(config) is None:
-        head_bits = {"packed": per_weight}.get(wish.quantization, 8 + SCALE_BITS["int8"])
-        held += size.head_params * (head_bits - bits(wish.dtype))
+    per_weight = weight_bits(config, request)
+    n = request.devices
+    held = linear * per_weight + (count - linear) * bits(request.dtype)
+    if request.quantization in PACKED and quantization_method(config) is None:
+        head_bits = {"packed": per_weight}.get(request.quantization, 8 + SCALE_BITS["int8"])
+        held += size.head_params * (head_bits - bits(request.dtype))
     weights = math.ceil(held / 8 / n)
     heads = -(-size.num_kv_heads // n)
-    kv = size.num_layers * 2 * heads * size.head_size * bits(wish.kv_dtype) // 8
-    budget = wish.max_num_batched_tokens or DEFAULT_BUDGET.get(device, 2048)
-    activations = _activations(size, wish, budget)
-    block = kv * wish.block_size
-    useful = wish.max_num_seqs * -(-wish.max_model_len // wish.block_size)
+    kv = size.num_layers * 2 * heads * size.head_size * bits(request.kv_dtype) // 8
+    budget = request.max_num_batched_tokens or DEFAULT_BUDGET.get(device, 2048)
+    activations = _activations(size, request, budget)
+    block = kv * request.block_size
+    useful = request.max_num_seqs * -(-request.max_model_len // request.block_size)
     shares, tables = None, 0
     if pool is None:
-        tables = tables_bytes(wish.max_num_seqs, wish.max_model_len, size.vocab_size)
-        shares = DeviceMemory(memory, wish.utilization, weights, activations, tables=tables)
+        tables = tables_bytes(request.max_num_seqs, request.max_model_len, size.vocab_size)
+        shares = DeviceMemory(memory, request.utilization, weights, activations, tables=tables)
         pool = shares.pool
     blocks = min(pool // block, useful)
-    tokens = blocks * wish.block_size
-    per_sequence = -(-wish.max_model_len // wish.block_size)
+    tokens = blocks * request.block_size
+    per_sequence = -(-request.max_model_len // request.block_size)
     return Capacity(
         params=count,
         weights=weights,
@@ -152,7 +158,7 @@ def capacity(
         blocks=blocks,
         tokens=tokens,
         concurrency=blocks / per_sequence,
-        longest=min(tokens, wish.max_model_len),
+        longest=min(tokens, request.max_model_len),
         block_bytes=block,
         memory=shares,
         exact=exact,
@@ -181,28 +187,30 @@ def undivided(config: Mapping[str, Any], size: ModelSize, devices: int) -> str |
     return f"{n} devices cannot divide evenly: {', '.join(odd)}"
 
 
-def _activations(size: ModelSize, wish: Wish, budget: int) -> int:
+def _activations(size: ModelSize, request: PlanRequest, budget: int) -> int:
     """A rough bound of a step's peak: hidden states, the MLP's and attention's inner rows, and
     float32 logits."""
-    width = bits(wish.dtype) // 8
+    width = bits(request.dtype) // 8
     inner = 0
     if size.hidden:
         inner = 2 * size.mlp_params // (3 * size.hidden) or 2 * size.hidden
     heads = (size.num_heads + 2 * size.num_kv_heads) * size.head_size
-    row = (4 * size.hidden + (inner + heads) // wish.devices) * width
-    logits = min(wish.max_num_seqs, _SAMPLED_ROWS) * size.vocab_size * 4 // wish.devices
+    row = (4 * size.hidden + (inner + heads) // request.devices) * width
+    logits = min(request.max_num_seqs, _SAMPLED_ROWS) * size.vocab_size * 4 // request.devices
     return budget * row + logits
 
 
-def step_floor(size: ModelSize, device: Accelerator, wish: Wish, shape: StepShape) -> float:
+def step_floor(
+    size: ModelSize, device: Accelerator, request: PlanRequest, shape: StepShape
+) -> float:
     """Seconds below which no step of this shape can be: every weight and the context's keys and
     values are read once at the full bandwidth, and computed at the full rate."""
     read = size.read_bytes(shape.tokens) + size.head_params * size.other_bits / 8
     read += shape.context * size.kv_bytes_per_token
     work = 2.0 * shape.tokens * size.active_params + 2.0 * shape.sampled * size.head_params
     work += 4.0 * size.num_heads * size.head_size * size.num_layers * (shape.pairs or shape.context)
-    rate = device.flops_of(wish.dtype)
-    return max(read / device.memory_bandwidth, work / rate) / wish.devices
+    rate = device.flops_of(request.dtype)
+    return max(read / device.memory_bandwidth, work / rate) / request.devices
 
 
 def decode_shape(batch: int, context: int) -> StepShape:
@@ -215,9 +223,13 @@ def prefill_shape(tokens: int) -> StepShape:
     return StepShape(tokens, 0, 1, tokens, tokens * (tokens + 1) // 2)
 
 
-def least_devices(config: Mapping[str, Any], wish: Wish, memory: int, device: str) -> int | None:
+def least_devices(
+    config: Mapping[str, Any], request: PlanRequest, memory: int, device: str
+) -> int | None:
     """With how many devices, up to 64, that can divide the model a sequence of `max_model_len` has
     room."""
     counts = range(1, 65)
-    fitting = (n for n in counts if capacity(config, replace(wish, devices=n), memory, device).fits)
+    fitting = (
+        n for n in counts if capacity(config, replace(request, devices=n), memory, device).fits
+    )
     return next(fitting, None)

@@ -11,7 +11,7 @@ from typing import Any
 from octavo.bench.arguments import positive, writable
 from octavo.bench.plan.capacity import (
     Capacity,
-    Wish,
+    PlanRequest,
     capacity,
     decode_shape,
     least_devices,
@@ -48,16 +48,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[:N]",
         help=f"{', '.join(names())}, cpu (this machine), or a YAML file; N of them (h100)",
     )
-    add("--max-model-len", type=positive, help="default: the model's own")
-    add("--max-num-seqs", type=positive, default=256, help="sequences at once (256)")
-    add("--max-num-batched-tokens", type=positive, help="tokens of a step (by device)")
-    add("--dtype", choices=DTYPES, default="auto", help="of weights and activations")
-    add("--quantization", choices=QUANTIZATIONS, default="auto", help="of linear layers")
-    add("--kv-cache-dtype", choices=KV_DTYPES, default="auto", help="of keys and values")
-    add("--block-size", type=positive, default=16, help="tokens a block (16)")
-    add("--gpu-memory-utilization", type=float, default=0.9, help="fraction that may be used (0.9)")
-    add("--revision", help="of a model on the hub")
-    add("--json", metavar="FILE", type=writable, help="also write the numbers there")
+    add("--max-model-len", type=positive, help="context length (default: the model's)")
+    add("--max-num-seqs", type=positive, default=256, help="concurrent sequences (256)")
+    add("--max-num-batched-tokens", type=positive, help="tokens per step (default: by device)")
+    add("--dtype", choices=DTYPES, default="auto", help="dtype of weights and activations")
+    add(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        default="auto",
+        help="quantization of linear layers",
+    )
+    add("--kv-cache-dtype", choices=KV_DTYPES, default="auto", help="dtype of the KV cache")
+    add("--block-size", type=positive, default=16, help="tokens per KV block (16)")
+    add(
+        "--gpu-memory-utilization",
+        type=float,
+        default=0.9,
+        help="fraction of device memory to use (0.9)",
+    )
+    add("--revision", help="hub revision")
+    add("--json", metavar="FILE", type=writable, help="write the results as JSON")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -68,15 +78,15 @@ def main(args: argparse.Namespace) -> int:
         )
     config = model_config(args.model, args.revision)
     name, count, device = named_device(args.device)
-    wish = settle(config, args, device, count)
+    request = settle(config, args, device, count)
     kind = CPU if device is None else device.device
-    memory, pool = _memory(device, config, wish)
-    found = capacity(config, wish, memory, kind, pool)
-    result = as_dict(args.model, name, wish, found, memory)
+    memory, pool = _memory(device, config, request)
+    found = capacity(config, request, memory, kind, pool)
+    result = as_dict(args.model, name, request, found, memory)
     if device is not None:
-        result["floors"] = floors(found, device, wish)
+        result["floors"] = floors(found, device, request)
         if not found.fits:
-            result["devices_needed"] = least_devices(config, wish, memory, kind)
+            result["devices_needed"] = least_devices(config, request, memory, kind)
     # A length that is the model's own stops no start.
     roomy = args.max_model_len is None and found.blocks > 0 and found.undivided is None
     result["starts"] = found.fits or roomy
@@ -124,7 +134,7 @@ def named_device(text: str) -> tuple[str, int, Accelerator | None]:
         raise ConfigError(f"--device: expected NAME or NAME:NUMBER, got '{text}'")
     if name == CPU:
         if int(number) != 1:
-            raise ConfigError("--device: there is one cpu")
+            raise ConfigError("--device cpu takes no number")
         return name, 1, None
     try:
         return name, int(number), load(name)
@@ -134,7 +144,7 @@ def named_device(text: str) -> tuple[str, int, Accelerator | None]:
 
 def settle(
     config: Mapping[str, Any], args: argparse.Namespace, device: Accelerator | None, count: int
-) -> Wish:
+) -> PlanRequest:
     """Every `auto`, by the rules of serving."""
     on_cpu = device is None or device.device == CPU
     dtype = args.dtype
@@ -143,7 +153,9 @@ def settle(
     known = model_facts.model_length(config)
     length = args.max_model_len or (known[0] if known else None)
     if length is None:
-        raise ConfigError("give --max-model-len: the model's config does not say")
+        raise ConfigError(
+            "required: --max-model-len (config.json does not specify a context length)"
+        )
     if known and length > known[0]:
         raise ConfigError(
             f"--max-model-len: the model is made for at most {known[0]} tokens, got {length}"
@@ -151,7 +163,7 @@ def settle(
     quantization = args.quantization
     if quantization == "auto":
         quantization = "none" if device is not None else _chosen_here(config, dtype)
-    return Wish(
+    return PlanRequest(
         dtype=dtype,
         kv_dtype=dtype if args.kv_cache_dtype == "auto" else args.kv_cache_dtype,
         quantization=quantization,
@@ -182,7 +194,7 @@ def _chosen_here(config: Mapping[str, Any], dtype: str) -> str:
 
 
 def _memory(
-    device: Accelerator | None, config: Mapping[str, Any], wish: Wish
+    device: Accelerator | None, config: Mapping[str, Any], request: PlanRequest
 ) -> tuple[int, int | None]:
     """Memory of one device, and the pool's bytes where they follow a CPU's rules."""
     if device is not None:
@@ -190,32 +202,34 @@ def _memory(
     from octavo.engine.worker.memory import free_host_memory
     from octavo.engine.worker.profile import kv_budget_cpu
 
-    empty = capacity(config, wish, 0, CPU, 0)
-    blocks = wish.max_num_seqs * -(-wish.max_model_len // wish.block_size) + 1
+    empty = capacity(config, request, 0, CPU, 0)
+    blocks = request.max_num_seqs * -(-request.max_model_len // request.block_size) + 1
     free = free_host_memory()
-    pool = kv_budget_cpu(blocks * empty.kv_per_token * wish.block_size)
+    pool = kv_budget_cpu(blocks * empty.kv_per_token * request.block_size)
     return free, min(pool, max(0, free - empty.weights - empty.activations))
 
 
-def floors(found: Capacity, device: Accelerator, wish: Wish) -> dict[str, Any]:
+def floors(found: Capacity, device: Accelerator, request: PlanRequest) -> dict[str, Any]:
     """Least seconds of a decode step by batch, at half the context, and of a whole prompt."""
-    context = max(1, wish.max_model_len // 2)
+    context = max(1, request.max_model_len // 2)
     decode = {}
     for batch in BATCHES:
-        if batch <= wish.max_num_seqs and batch * context <= found.tokens:
-            seconds = step_floor(found.size, device, wish, decode_shape(batch, context))
+        if batch <= request.max_num_seqs and batch * context <= found.tokens:
+            seconds = step_floor(found.size, device, request, decode_shape(batch, context))
             decode[str(batch)] = {"seconds": seconds, "tokens_per_s": batch / seconds}
-    alone = step_floor(found.size, device, wish, decode_shape(1, 1))
-    prompt = step_floor(found.size, device, wish, prefill_shape(wish.max_model_len))
+    alone = step_floor(found.size, device, request, decode_shape(1, 1))
+    prompt = step_floor(found.size, device, request, prefill_shape(request.max_model_len))
     return {"context": context, "decode": decode, "decode_alone_s": alone, "prefill_s": prompt}
 
 
-def as_dict(model: str, device: str, wish: Wish, found: Capacity, memory: int) -> dict[str, Any]:
+def as_dict(
+    model: str, device: str, request: PlanRequest, found: Capacity, memory: int
+) -> dict[str, Any]:
     """As plain data; bytes are of one device."""
     return {
         "model": model,
         "device": device,
-        **vars(wish),
+        **vars(request),
         "memory_bytes": memory,
         "num_parameters": found.params,
         "parameters_exact": found.exact,
@@ -229,7 +243,7 @@ def as_dict(model: str, device: str, wish: Wish, found: Capacity, memory: int) -
         "concurrency": found.concurrency,
         "longest_context": found.longest,
         "fits": found.fits,
-        "problem": found.problem(wish),
+        "problem": found.problem(request),
     }
 
 

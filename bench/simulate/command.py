@@ -34,7 +34,7 @@ from octavo.server.command_line.config import registry_from_config
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's flags."""
     parser.add_argument(
-        "configs", nargs="+", metavar="CONFIG.yaml", help="configurations to compare on one trace"
+        "configs", nargs="+", metavar="CONFIG.yaml", help="configurations to replay the trace on"
     )
     parser.add_argument(
         "--set",
@@ -42,27 +42,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="overrides",
         action="append",
         default=[],
-        help="set one key of every configuration, as in `octavo serve`; may be given again",
+        help="override a key in every configuration, as in `octavo serve`; repeatable",
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--trace", metavar="FILE", type=Path, help="trace to replay")
     source.add_argument(
-        "--synthetic", metavar="N", type=positive, help="replay N requests made up on the way"
+        "--synthetic", metavar="N", type=positive, help="replay N generated requests"
     )
-    parser.add_argument("--format", choices=[*FORMATS], help="of the trace (default: by its look)")
+    parser.add_argument("--format", choices=[*FORMATS], help="trace format (default: detected)")
     parser.add_argument(
-        "--speedup", type=positive_float, default=1.0, metavar="X", help="arrivals X times as fast"
+        "--speedup",
+        type=positive_float,
+        default=1.0,
+        metavar="X",
+        help="speed up arrivals by a factor of X",
     )
     parser.add_argument("--limit", type=positive, metavar="N", help="only the first N requests")
     parser.add_argument(
         "--concurrency",
         type=positive,
         metavar="N",
-        help="ignore the times: N requests are unfinished at any moment (1: serially)",
+        help="ignore arrival times and keep N requests in flight",
     )
-    parser.add_argument("--max-output", type=positive, metavar="N", help="cut outputs to N tokens")
     parser.add_argument(
-        "--users", type=positive, default=0, metavar="N", help="deal requests out to N users"
+        "--max-output", type=positive, metavar="N", help="limit outputs to N tokens"
+    )
+    parser.add_argument(
+        "--users",
+        type=positive,
+        default=0,
+        metavar="N",
+        help="distribute the requests among N users",
     )
     parser.add_argument(
         "--slo",
@@ -73,12 +83,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a request's tokens, arrival to end",
     )
     made = parser.add_argument_group("synthetic requests")
-    made.add_argument("--rate", type=positive_float, default=10.0, help="requests a second (10)")
+    made.add_argument("--rate", type=positive_float, default=10.0, help="requests per second (10)")
     made.add_argument("--input-len", type=positive, default=512, help="mean prompt tokens (512)")
     made.add_argument("--output-len", type=positive, default=128, help="mean output tokens (128)")
-    made.add_argument("--seed", type=int, default=0, help="of lengths and times (0)")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write all numbers there")
-    parser.add_argument("--report", metavar="FILE.html", type=Path, help="write a page with plots")
+    made.add_argument("--seed", type=int, default=0, help="random seed (0)")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write all results as JSON")
+    parser.add_argument(
+        "--report", metavar="FILE.html", type=Path, help="write an HTML report with plots"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -132,7 +144,7 @@ def simulate(name: str, file: str, args: argparse.Namespace) -> dict[str, Any]:
             replay.run(requests_of(args), tell)
         found = result(replay, name)
         if not found["requests"]["total"]:
-            raise TraceError(f"the trace '{args.trace}' has no requests")
+            raise TraceError(f"the trace '{args.trace}' contains no requests")
     finally:
         engine.core.close()
     elapsed = time.perf_counter() - started

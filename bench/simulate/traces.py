@@ -181,7 +181,7 @@ def _rows(path: Path, kind: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
             try:
                 row = json.loads(line)
             except ValueError as exc:
-                raise TraceError(f"{path}:{number}: no JSON: {exc}") from None
+                raise TraceError(f"{path}:{number}: not valid JSON: {exc}") from None
             if not isinstance(row, dict):
                 raise TraceError(f"{path}:{number}: expected an object")
             yield number, row

@@ -36,7 +36,7 @@ COLUMNS = (
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     """What `sweep` and `tune` share."""
-    parser.add_argument("config", metavar="CONFIG.yaml", help="what every point starts from")
+    parser.add_argument("config", metavar="CONFIG.yaml", help="base configuration")
     add = parser.add_argument
     add(
         "--set",
@@ -44,7 +44,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         dest="overrides",
         action="append",
         default=[],
-        help="set a key for all; may be repeated",
+        help="override a key for every point; repeatable",
     )
     add(
         "--simulate",
@@ -58,9 +58,9 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         type=slo,
         default=Slo(),
         metavar="ttft=S,itl=S,e2e=S",
-        help="targets, in seconds or as 50ms",
+        help="latency targets, in seconds or as 50ms",
     )
-    add("--json", metavar="OUT.json", type=writable, help="all numbers")
+    add("--json", metavar="OUT.json", type=writable, help="write all results as JSON")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,11 +71,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=A,B,...",
         action="append",
         required=True,
-        help="values of one key; with several --vary every combination is run",
+        help="values to try for a key; several --vary run every combination",
     )
-    parser.add_argument("--rounds", type=positive, default=2, help="rounds of a point (2)")
-    parser.add_argument("--max-points", type=positive, default=64, help="refuse more (64)")
-    parser.add_argument("--report", metavar="OUT.html", type=writable, help="a page with plots")
+    parser.add_argument("--rounds", type=positive, default=2, help="rounds per point (2)")
+    parser.add_argument(
+        "--max-points", type=positive, default=64, help="maximum number of points (64)"
+    )
+    parser.add_argument(
+        "--report", metavar="OUT.html", type=writable, help="write an HTML report with plots"
+    )
 
 
 def simulated(args: argparse.Namespace) -> list[str]:
@@ -94,7 +98,7 @@ def main(args: argparse.Namespace) -> int:
     vary = variations(args.vary)
     wanted = grid(vary)
     if len(wanted) > args.max_points:
-        raise ConfigError(f"{len(wanted)} combinations; more than --max-points {args.max_points}")
+        raise ConfigError(f"{len(wanted)} combinations exceed --max-points {args.max_points}")
     spec = spec_from_args(args)
     overrides = [*args.overrides, *simulated(args)]
     load_config(args.config, overrides=overrides)

@@ -33,7 +33,7 @@ LEAST_GAIN = 0.02
 
 
 @dataclass(frozen=True)
-class Knob:
+class Tunable:
     """A key, and why it can matter."""
 
     key: str
@@ -41,32 +41,40 @@ class Knob:
 
 
 KNOBS = (
-    Knob(
+    Tunable(
         "scheduler.max_num_batched_tokens",
         "larger steps compute prompts faster; smaller ones keep the tokens of others flowing",
     ),
-    Knob(
+    Tunable(
         "scheduler.max_num_seqs", "more at once shares the reading of weights, and takes KV cache"
     ),
-    Knob("scheduler.max_chunk_tokens", "smaller chunks of one prompt leave room beside it"),
-    Knob("scheduler.policy", "short prompts first lower the mean time to the first token"),
-    Knob("kv_cache.manager", "a radix tree reuses prefixes to the token, not to the block"),
-    Knob("kv_cache.block_size", "larger blocks cost less bookkeeping, smaller ones less waste"),
+    Tunable("scheduler.max_chunk_tokens", "smaller chunks of one prompt leave room beside it"),
+    Tunable("scheduler.policy", "short prompts first lower the mean time to the first token"),
+    Tunable("kv_cache.manager", "a radix tree reuses prefixes to the token, not to the block"),
+    Tunable("kv_cache.block_size", "larger blocks cost less bookkeeping, smaller ones less waste"),
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's flags."""
     add_common_arguments(parser)
-    keys = [knob.key for knob in KNOBS]
+    keys = [tunable.key for tunable in KNOBS]
     parser.add_argument(
-        "--keys", nargs="+", choices=keys, default=keys, metavar="KEY", help=f"of {', '.join(keys)}"
+        "--keys",
+        nargs="+",
+        choices=keys,
+        default=keys,
+        metavar="KEY",
+        help=f"keys to tune: {', '.join(keys)}",
     )
-    parser.add_argument("--rounds", type=positive, default=2, help="rounds of a trial (2)")
+    parser.add_argument("--rounds", type=positive, default=2, help="rounds per trial (2)")
     parser.add_argument(
-        "--confirm-rounds", type=positive, default=8, help="paired rounds at the end (8)"
+        "--confirm-rounds",
+        type=positive,
+        default=8,
+        help="paired rounds that confirm the result (8)",
     )
-    parser.add_argument("--output", metavar="TUNED.yaml", help="write the proposal there")
+    parser.add_argument("--output", metavar="TUNED.yaml", help="write the tuned configuration")
 
 
 def objective(slo: Slo) -> str:
@@ -79,21 +87,21 @@ def score(point: Point, slo: Slo) -> float:
     return -1.0 if point.error is not None else point.metrics.get(objective(slo), 0.0)
 
 
-def candidates(knob: str, facts: Mapping[str, Any], spec: WorkloadSpec) -> list[str]:
+def candidates(tunable: str, facts: Mapping[str, Any], spec: WorkloadSpec) -> list[str]:
     """Values to try from where an engine stands."""
     report, config = facts["report"], facts["config"]
-    if knob in ("scheduler.max_num_batched_tokens", "scheduler.max_num_seqs"):
-        now = int(report[knob.rpartition(".")[2]])
-        least = 16 if knob.endswith("tokens") else 1
+    if tunable in ("scheduler.max_num_batched_tokens", "scheduler.max_num_seqs"):
+        now = int(report[tunable.rpartition(".")[2]])
+        least = 16 if tunable.endswith("tokens") else 1
         tried = [now // 4, now // 2, now * 2, now * 4]
         return [str(value) for value in dict.fromkeys(tried) if least <= value <= 65536]
-    if knob == "scheduler.max_chunk_tokens":
+    if tunable == "scheduler.max_chunk_tokens":
         budget = int(report["max_num_batched_tokens"])
         return [str(value) for value in (budget // 4, budget // 2) if value >= 16]
-    now = config.get(knob)
-    if knob == "kv_cache.block_size":
+    now = config.get(tunable)
+    if tunable == "kv_cache.block_size":
         return [str(v) for v in (16, 32, 64) if v != now]
-    if knob == "kv_cache.manager":
+    if tunable == "kv_cache.manager":
         shared = spec.kind in ("shared-prefix", "multi-turn", "trace")
         return [v for v in ("paged", "radix") if v != now] if shared else []
     return [v for v in ("fcfs", "sjf") if v != now]
@@ -122,23 +130,23 @@ def search(
 ) -> tuple[Point, list[Step]]:
     """From `base`, key by key. run: from keys to a point."""
     best, steps = base, []
-    for knob in KNOBS:
-        if knob.key not in keys:
+    for tunable in KNOBS:
+        if tunable.key not in keys:
             continue
-        before = best.facts["config"].get(knob.key)
-        if knob.key.rpartition(".")[2] in best.facts["report"]:
-            before = best.facts["report"][knob.key.rpartition(".")[2]]
+        before = best.facts["config"].get(tunable.key)
+        if tunable.key.rpartition(".")[2] in best.facts["report"]:
+            before = best.facts["report"][tunable.key.rpartition(".")[2]]
         winner, tried = best, []
-        for value in candidates(knob.key, best.facts, spec):
-            point = run({**best.keys, knob.key: value})
+        for value in candidates(tunable.key, best.facts, spec):
+            point = run({**best.keys, tunable.key: value})
             tried.append((value, None if point.error else score(point, slo)))
-            tell(f"  {knob.key}={value}: {point.error or _figure(point, slo)}")
+            tell(f"  {tunable.key}={value}: {point.error or _figure(point, slo)}")
             if score(point, slo) > score(winner, slo):
                 winner = point
         margin = max(LEAST_GAIN, 2 * best.spread, 2 * winner.spread)
         gain = score(winner, slo) / max(score(best, slo), 1e-12) - 1
-        chosen = winner.keys[knob.key] if winner is not best and gain > margin else None
-        steps.append(Step(knob.key, before, tried, chosen, gain if chosen else 0.0, knob.why))
+        chosen = winner.keys[tunable.key] if winner is not best and gain > margin else None
+        steps.append(Step(tunable.key, before, tried, chosen, gain if chosen else 0.0, tunable.why))
         if chosen is not None:
             best = winner
     return best, steps

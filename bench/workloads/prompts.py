@@ -40,7 +40,7 @@ def _json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as exc:
-        raise ConfigError(f"{where}: no JSON: {exc}") from None
+        raise ConfigError(f"{where}: not valid JSON: {exc}") from None
 
 
 def _row(row: Any, where: str, output_len: int) -> PromptRow | None:

@@ -162,7 +162,7 @@ class WorkloadSpec:
         assert self.file is not None, "checked by `from_args`"
         rows = read_prompts(Path(self.file), self.output_len)
         if not rows:
-            raise ConfigError(f"'{self.file}' has no prompts")
+            raise ConfigError(f"'{self.file}' contains no prompts")
         count = self.num_requests
         chosen = [rows[(number * count + place) % len(rows)] for place in range(count)]
         times = self._times(count, draw)
@@ -226,22 +226,38 @@ def add_workload_arguments(parser: argparse.ArgumentParser) -> None:
         "JSON lines with prompts (default: synthetic)",
     )
     add = own.add_argument
-    add("--num-requests", type=positive, default=16, help="requests a round (16)")
+    add("--num-requests", type=positive, default=16, help="requests per round (16)")
     add("--input-len", type=positive, default=64, help="prompt tokens (64)")
-    add("--output-len", type=positive, default=32, help="generated tokens (32)")
-    add("--range-ratio", type=fraction, default=0.0, help="lengths vary by this fraction (0)")
-    add("--rate", type=rate, default=math.inf, help="requests a second (default: all at once)")
-    add("--burstiness", type=rate, default=1.0, help="1: Poisson; less: burstier (1)")
-    add("--ramp-to", type=positive_float, metavar="RATE", help="rate at the end of a round")
-    add("--concurrency", type=positive, metavar="N", help="closed loop: N requests at a time")
-    add("--prefix-len", type=positive, default=128, help="tokens of a shared prefix (128)")
-    add("--num-prefixes", type=positive, default=2, help="different prefixes (2)")
-    add("--turns", type=positive, default=4, help="requests of a conversation (4)")
-    add("--think", type=float, default=0.0, help="mean seconds before the next turn (0)")
-    add("--format", choices=["mooncake", "azure", "jsonl", "prompts"], help="of the file")
-    add("--speedup", type=positive_float, default=1.0, help="a trace's arrivals X times as fast")
-    add("--max-output", type=positive, metavar="N", help="cut outputs of a file to N tokens")
-    add("--seed", type=natural, default=0, help="of lengths, times and contents (0)")
+    add("--output-len", type=positive, default=32, help="output tokens (32)")
+    add("--range-ratio", type=fraction, default=0.0, help="relative spread of the lengths (0)")
+    add("--rate", type=rate, default=math.inf, help="requests per second (default: all at once)")
+    add("--burstiness", type=rate, default=1.0, help="1 is Poisson; lower is burstier (1)")
+    add("--ramp-to", type=positive_float, metavar="RATE", help="request rate at the end of a round")
+    add("--concurrency", type=positive, metavar="N", help="closed loop with N requests in flight")
+    add(
+        "--prefix-len", type=positive, default=128, help="length of shared prefixes in tokens (128)"
+    )
+    add("--num-prefixes", type=positive, default=2, help="number of shared prefixes (2)")
+    add("--turns", type=positive, default=4, help="turns per conversation (4)")
+    add("--think", type=float, default=0.0, help="mean think time between turns in seconds (0)")
+    add(
+        "--format",
+        choices=["mooncake", "azure", "jsonl", "prompts"],
+        help="format of the workload file",
+    )
+    add(
+        "--speedup",
+        type=positive_float,
+        default=1.0,
+        help="speed up a trace's arrivals by a factor of X",
+    )
+    add(
+        "--max-output",
+        type=positive,
+        metavar="N",
+        help="limit the output lengths of a file to N tokens",
+    )
+    add("--seed", type=natural, default=0, help="random seed (0)")
 
 
 def spec_from_args(args: argparse.Namespace) -> WorkloadSpec:
@@ -256,7 +272,7 @@ def spec_from_args(args: argparse.Namespace) -> WorkloadSpec:
         form = form or _look(Path(file))
         kind = "prompts" if form == "prompts" else "trace"
     if args.ramp_to is not None and math.isinf(args.rate):
-        raise ConfigError("--ramp-to needs --rate, the rate at the begin of a round")
+        raise ConfigError("--ramp-to needs --rate, the request rate at the start of a round")
     if args.think < 0 or not math.isfinite(args.think):
         raise ConfigError(f"--think: expected seconds, got {args.think}")
     given = {f.name: getattr(args, f.name) for f in fields(WorkloadSpec) if hasattr(args, f.name)}

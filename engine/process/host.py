@@ -15,10 +15,11 @@ import zmq
 
 from octavo.core.errors import OctavoError, RequestError
 from octavo.core.messages import EngineOutputs, only_finished, refused
-from octavo.engine.process import parent, wire
+from octavo.engine.process import wire
 from octavo.engine.process.folder import address, remove_folder
 from octavo.engine.process.split import adopt, globally, split
 from octavo.frontend.client import Engine
+from octavo.kernels.child_process import watch_parent
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +32,10 @@ LINGER_MS = 2000
 _OWN = frozenset({"add", "abort", "step", "close", "has_work"})
 
 
-def main(folder: Path, parent_pid: int) -> int:
+def main(folder: Path, parent: int) -> int:
     """Run the engine process. Returns its exit status: 0 when told to stop, 1 otherwise."""
     os.dup2(2, 1)  # stdout is the front end's; a worker that prints is heard on stderr
-    parent.watch(parent_pid, lambda: remove_folder(folder))
+    watch_parent(parent, lambda: remove_folder(folder))
     # The owner says when to stop, so that what runs can finish: a signal that a terminal or a
     # service manager sends to all processes must not end the engine before.
     for number in (signal.SIGINT, signal.SIGTERM):

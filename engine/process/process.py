@@ -7,8 +7,6 @@ import contextlib
 import logging
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,12 +14,12 @@ from typing import Any
 
 from octavo.core import errors
 from octavo.core.config.models import EngineConfig
-from octavo.core.envvars import child_environment
 from octavo.core.errors import EngineDeadError, OctavoError
 from octavo.engine.process import wire
 from octavo.engine.process.channel import Channel
 from octavo.engine.process.folder import address, make_folder, remove_folder
 from octavo.engine.process.link import EngineLink
+from octavo.kernels import child_process
 
 logger = logging.getLogger(__name__)
 
@@ -245,32 +243,22 @@ class _Run:
         self.reason: str | None = None
         self.exited = threading.Event()
         self._loop, self._on_exit = asyncio.get_running_loop(), on_exit
-        # A session of its own: a terminal's signals are the front end's to handle.
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __package__, str(folder), str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            pass_fds=pass_fds,
-            env=child_environment(),
+        self.process = child_process.spawn(
+            "octavo.engine.process", folder, os.getpid(), pass_fds=pass_fds
         )
         threading.Thread(target=self._wait, name="engine-exit", daemon=True).start()
         self.channel = Channel(address(folder), wire.OWNER, on_message)
 
     def _wait(self) -> None:
         self.process.wait()
-        # What it started and left behind is of no use to anybody.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        child_process.kill(self.process)  # what it left behind is of no use to anybody
         self.exited.set()
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._on_exit, self)
 
     def kill(self) -> None:
         """End the process and everything that it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
+        child_process.kill(self.process)
 
     def why(self, *, ran: bool) -> str:
         """Why it ended."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from typing import Any
 
 import msgspec
 
 from octavo.engine.process.wire import Settled
 from octavo.engine.report import StartupReport
+from octavo.kernels.child_process import frame, read_frame
 
 
 class Begin(msgspec.Struct, tag=True):
@@ -57,19 +57,16 @@ Message = Begin | Settled | Up | Down | Finish | Loaded | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Message)
-_LENGTH = struct.Struct("<I")
 
 
 def encode(message: Message) -> bytes:
     """A message with its length before it."""
-    data = _encoder.encode(message)
-    return _LENGTH.pack(len(data)) + data
+    return frame(_encoder.encode(message))
 
 
 async def read(reader: asyncio.StreamReader) -> Any:
     """The next message, None when the other side has gone."""
     try:
-        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        return _decoder.decode(await reader.readexactly(length))
-    except (asyncio.IncompleteReadError, ConnectionError):
+        return _decoder.decode(await read_frame(reader))
+    except EOFError:
         return None

@@ -1,4 +1,4 @@
-"""`python -m octavo.server.process.api_worker CONTROL LISTENER PARENT`.
+"""`python -m octavo.server.process.api_worker CONTROL PARENT LISTENER`.
 
 Started by the supervisor with two inherited sockets: its end of the control connection, and the
 one on which all API processes accept. The engine process is the supervisor's.
@@ -17,10 +17,10 @@ from typing import Any
 from octavo.core.config.loading import load_config
 from octavo.core.registry import Registry
 from octavo.engine.process.link import EngineLink
-from octavo.engine.process.parent import die_at_once
 from octavo.engine.process.wire import Settled
 from octavo.frontend.async_llm import AsyncLLM
 from octavo.frontend.process_client import parts
+from octavo.kernels.child_process import end_with_parent
 from octavo.server.http.plugin_routes import plugin_routes
 from octavo.server.http.state import ServerState, served_names
 from octavo.server.openai.answer import make_parsers
@@ -101,9 +101,9 @@ async def work(channel: socket.socket, listener: socket.socket) -> int:
     return status
 
 
-def main(control_fd: int, listener_fd: int, parent: int) -> int:
+def main(control_fd: int, parent: int, listener_fd: int) -> int:
     """Run one API process."""
-    die_at_once(parent)
+    end_with_parent(parent)
     logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     channel, listener = socket.socket(fileno=control_fd), socket.socket(fileno=listener_fd)
     return run_loop(work(channel, listener))

@@ -9,20 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping
 
 from octavo.core.config.models import EngineConfig
-from octavo.core.envvars import child_environment
 from octavo.core.errors import OctavoError
 from octavo.engine.process.process import EngineProcess, plain
 from octavo.engine.process.wire import Settled
 from octavo.frontend.process_client import client_name
+from octavo.kernels import child_process
 from octavo.plugins.observers.prometheus.board import Board
 from octavo.server.http.http_server import LAST_WORDS_S
 from octavo.server.operations import control
@@ -188,17 +184,10 @@ class _Worker:
         self._loop = asyncio.get_running_loop()
         self._on_end = on_end
         self.started = self._loop.time()
-        self._mine, theirs = socket.socketpair()
-        with theirs:
-            passed = (theirs.fileno(), listener.fileno())
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "octavo.server.process.api_worker"]
-                + [str(number) for number in (*passed, os.getpid())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=passed if shared is None else (*passed, shared),
-                start_new_session=True,
-                env=child_environment(secrets=True),
-            )
+        passed = [listener.fileno()] if shared is None else [listener.fileno(), shared]
+        self.process, self._mine = child_process.spawn_connected(
+            "octavo.server.process.api_worker", listener.fileno(), pass_fds=passed, secrets=True
+        )
         self._writer: asyncio.StreamWriter | None = None
         self._early: list[bytes] = []
         self._reading: asyncio.Task[None] | None = None
@@ -225,8 +214,7 @@ class _Worker:
 
     def how(self) -> str:
         """The way it ended."""
-        status = self.process.returncode
-        return signal.Signals(-status).name if status < 0 else f"status {status}"
+        return child_process.describe_exit(self.process.returncode)
 
     def close(self) -> None:
         """Close the connection."""

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from octavo.core.errors import RequestError
-from octavo.engine.process.parent import die_at_once
+from octavo.kernels.child_process import end_with_parent
 
 LENGTH = struct.Struct("<I")
 
@@ -63,7 +63,7 @@ def main(parent: int, memory: int) -> int:
     """Until the other end closes the pipe."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    die_at_once(parent)
+    end_with_parent(parent)
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     # What a template or a library prints must not reach the pipe.
     sys.stdout = sys.stderr

@@ -106,7 +106,7 @@ def test_failed_requests_are_counted_and_named(instant_server: ServerProcess, ca
         (["--goodput", "itl:3"], "expected ttft:MS"),
         (["--dataset-name", "custom"], "needs --dataset-path"),
         (["--ramp-up-strategy", "linear"], "a ramp needs"),
-        (["--save-result", "--result-dir", "/nowhere"], "is no folder"),
+        (["--save-result", "--result-dir", "/nowhere"], "is not a directory"),
         (["--header", "x"], "expected KEY=VALUE"),
     ],
 )

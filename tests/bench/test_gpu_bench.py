@@ -16,7 +16,7 @@ import pytest
 
 from octavo.bench.gpu import command, parts, table
 from octavo.bench.gpu.budget import RESERVE_S, Outcome, PartError, Schedule
-from octavo.bench.gpu.child import Child
+from octavo.bench.gpu.child import DeviceChild
 from octavo.bench.gpu.clocks import CudaClock, HostClock, covered
 from octavo.bench.gpu.engines import ROOM, Watch, start_facts
 from octavo.bench.gpu.figures import derive, told
@@ -278,9 +278,10 @@ def test_every_backend_meets_every_graph_runner() -> None:
 # ---- the process ---------------------------------------------------------------------------------
 
 PLANTED = """
-import os, socket, sys, time
+import os, sys, time
 from octavo.bench.gpu import measure
-from octavo.bench.gpu.child import serve
+from octavo.bench.child import serve
+from octavo.bench.gpu.child import perform, spoiled
 from octavo.core.errors import ConfigError
 
 def do_good(given, device, tell):
@@ -305,20 +306,20 @@ def do_hang(given, device, tell):
     time.sleep(600)
 
 measure.PARTS.update({k[3:]: v for k, v in globals().items() if k.startswith("do_")})
-serve(socket.socket(fileno=int(sys.argv[1])))
+serve(int(sys.argv[1]), int(sys.argv[2]), perform, spoiled=spoiled)
 """
 
 
 @pytest.fixture
-def child(tmp_path: Path) -> Any:
-    script = tmp_path / "planted.py"
-    script.write_text(PLANTED)
-    made = Child("cpu", module=(str(script),))
+def child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (tmp_path / "planted_child.py").write_text(PLANTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    made = DeviceChild("cpu", module="planted_child")
     yield made
     made.close()
 
 
-def do(child: Child, kind: str, limit: float = 120.0) -> tuple[dict[str, Any], str]:
+def do(child: DeviceChild, kind: str, limit: float = 120.0) -> tuple[dict[str, Any], str]:
     """The figures, and the error."""
     outcome = Outcome(Part(kind, kind, 1))
     try:
@@ -328,15 +329,15 @@ def do(child: Child, kind: str, limit: float = 120.0) -> tuple[dict[str, Any], s
     return outcome.result, ""
 
 
-def test_a_process_outlives_what_was_refused_but_no_accident(child: Child) -> None:
+def test_a_process_outlives_what_was_refused_but_no_accident(child: DeviceChild) -> None:
     found, error = do(child, "good")
     assert (found["deep"], error) == ({"device": "cpu"}, "")
     assert do(child, "refused") == ({}, "graph.runner: no such option")
     assert do(child, "good")[0]["pid"] == found["pid"]
     assert do(child, "bug") == ({}, "ValueError: of all things")
     assert do(child, "good")[0]["pid"] != found["pid"]
-    assert do(child, "crash") == ({"before": 1}, "the process ended by signal SIGABRT")
-    assert do(child, "leave") == ({}, "the process ended with exit status 7")
+    assert do(child, "crash") == ({"before": 1}, "the process ended with SIGABRT")
+    assert do(child, "leave") == ({}, "the process ended with status 7")
     assert do(child, "good")[1] == ""  # it runs again: the next time limit is not for its start
     assert do(child, "hang", 2.0) == ({"before": 2}, "cut off after 2 s")
     assert do(child, "good")[1] == ""
@@ -484,11 +485,11 @@ def arguments(*given: str) -> argparse.Namespace:
 def test_parts_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     chosen = command.chosen_parts(arguments("--only", "overlap"))
     assert [part.name for part in chosen] == ["device", "overlap llama-1b", "overlap demo"]
-    with pytest.raises(ConfigError, match="no part has this in its name; there are: device, "):
+    with pytest.raises(ConfigError, match="no measurement matches; available: device, "):
         command.chosen_parts(arguments("--only", "overlapp"))
     assert command.main(arguments("--list", "--only", "compare")) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
-    with pytest.raises(ConfigError, match="needs --quick"):
+    with pytest.raises(ConfigError, match="requires --quick"):
         command.main(arguments("--device", "cpu"))
 
 

@@ -195,7 +195,7 @@ def test_prompts_and_traces(tiny_yaml: str, tmp_path: Path) -> None:
 def test_a_side_that_breaks_is_named(quick_yaml: str, tmp_path: Path, capsys) -> None:
     broken = f"{quick_yaml}+executor.kind={{name: instant, load_exit: true}}"
     assert main(["compare", broken, quick_yaml]) == 2
-    assert "the engine's process ended: exit status 3" in capsys.readouterr().err
+    assert "the engine's process ended with status 3" in capsys.readouterr().err
     assert main(["compare", f"{quick_yaml}+scheduler.policy=fcsf", quick_yaml]) == 2
     assert "did you mean 'fcfs'" in capsys.readouterr().err
     long = ["--input-len", "9000", "--rounds", "1"]
@@ -206,7 +206,7 @@ def test_a_side_that_breaks_is_named(quick_yaml: str, tmp_path: Path, capsys) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a.yaml"], "expected two sides or more"),
+        (["a.yaml"], "expected at least two sides"),
         (["a.yaml", "b.yaml+x"], "expected FILE+key=value"),
         (["a.yaml", "b.yaml", "--workload", "nowhere"], "or a file, got 'nowhere'"),
         (["a.yaml", "b.yaml", "--ramp-to", "3"], "--ramp-to needs --rate"),

@@ -11,7 +11,6 @@ from octavo.bench.compare.statistics import (
     detectable,
     interval,
     rounds_needed,
-    t_quantile,
     two_samples_differ,
 )
 
@@ -90,14 +89,6 @@ def test_intervals_cover_what_they_should() -> None:
         assert covered / 300 >= least
     assert interval(np.array([2.0])) == (-np.inf, np.inf)
     assert interval(np.array([0.3, 0.3, 0.3])) == (0.3, 0.3)
-
-
-@pytest.mark.parametrize(
-    ("share", "degrees", "known"),
-    [(0.975, 1, 12.706), (0.975, 2, 4.303), (0.975, 5, 2.571), (0.975, 7, 2.365), (0.8, 9, 0.883)],
-)
-def test_quantiles_of_t(share: float, degrees: int, known: float) -> None:
-    assert t_quantile(share, degrees) == pytest.approx(known, rel=2e-3)
 
 
 def test_rounds_needed_agree_with_what_is_detectable() -> None:

@@ -110,7 +110,7 @@ def test_mistakes(
 def test_an_empty_trace(example: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     assert main(["simulate", example, "--trace", str(tmp_path / "empty.jsonl")]) == 2
-    assert "has no requests" in capsys.readouterr().err
+    assert "contains no requests" in capsys.readouterr().err
 
 
 def test_targets() -> None:

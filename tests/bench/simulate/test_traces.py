@@ -63,7 +63,7 @@ def test_own_lines(tmp_path: Path) -> None:
     [
         ('{"timestamp": 0}\n', "a.jsonl:1: 'input_length' is missing"),
         ("[]\n", "a.jsonl:1: expected an object"),
-        ("{]\n", "a.jsonl:1: no JSON"),
+        ("{]\n", "a.jsonl:1: not valid JSON"),
         (
             '{"timestamp": 5, "input_length": 1, "output_length": 1, "hash_ids": [0]}\n'
             '{"timestamp": 4, "input_length": 1, "output_length": 1, "hash_ids": [0]}\n',

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from octavo import LLM
-from octavo.bench.plan.capacity import Wish, capacity, decode_shape, step_floor, weight_bits
+from octavo.bench.plan.capacity import PlanRequest, capacity, decode_shape, step_floor, weight_bits
 from octavo.core.contracts.executor import DeviceMemory
 from octavo.engine.capacity import no_room, too_long
 from octavo.plugins.executors.accelerators import load
@@ -30,7 +30,7 @@ LLAMA_8B: dict[str, Any] = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }
-WISH = Wish("bfloat16", "bfloat16", "none", 8192, 256, 16, 0.9)
+WISH = PlanRequest("bfloat16", "bfloat16", "none", 8192, 256, 16, 0.9)
 
 
 def planned(tmp_path: Path, *arguments: str, status: int = 0) -> dict[str, Any]:
@@ -83,10 +83,10 @@ def test_an_8b_model_by_hand() -> None:
     assert found.pool == found.blocks * 16 * found.kv_per_token
     assert found.weights + found.activations + found.pool <= 0.9 * 80 * 2**30
     assert found.fits
-    two = capacity(LLAMA_8B, Wish(**{**vars(WISH), "devices": 2}), 80 * 2**30, "cuda")
+    two = capacity(LLAMA_8B, PlanRequest(**{**vars(WISH), "devices": 2}), 80 * 2**30, "cuda")
     assert two.weights == found.weights // 2
     assert two.kv_per_token == found.kv_per_token // 2
-    sixteen = capacity(LLAMA_8B, Wish(**{**vars(WISH), "devices": 16}), 80 * 2**30, "cuda")
+    sixteen = capacity(LLAMA_8B, PlanRequest(**{**vars(WISH), "devices": 16}), 80 * 2**30, "cuda")
     assert sixteen.kv_per_token == found.kv_per_token // 8  # heads are not divided further
 
 
@@ -99,11 +99,11 @@ def test_the_floor_of_a_step_is_its_bytes_over_the_bandwidth() -> None:
 
 
 def test_quantized_weights() -> None:
-    def wish(name: str) -> Wish:
-        return Wish(**{**vars(WISH), "quantization": name})
+    def request(name: str) -> PlanRequest:
+        return PlanRequest(**{**vars(WISH), "quantization": name})
 
-    assert weight_bits(LLAMA_8B, wish("none")) == 16
-    assert weight_bits(LLAMA_8B, wish("int8")) == 8.5
+    assert weight_bits(LLAMA_8B, request("none")) == 16
+    assert weight_bits(LLAMA_8B, request("int8")) == 8.5
     awq = {"quant_method": "awq", "bits": 4, "group_size": 128}
     assert weight_bits(LLAMA_8B | {"quantization_config": awq}, WISH) == pytest.approx(4.156, 1e-3)
     fp8 = {"quant_method": "fp8"}
@@ -172,7 +172,7 @@ def test_devices_divide_heads_and_mlp_evenly(tmp_path: Path, capsys) -> None:
     [
         (["--device", "h1000"], "expected a profile or a YAML file, got 'h1000'"),
         (["--device", "h100:0"], "expected NAME or NAME:NUMBER"),
-        (["--device", "cpu:2"], "there is one cpu"),
+        (["--device", "cpu:2"], "--device cpu takes no number"),
         (["--max-model-len", "9000"], "at most 8192 tokens"),
         (["--gpu-memory-utilization", "2"], "expected (0, 1]"),
     ],
