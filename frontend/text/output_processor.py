@@ -20,9 +20,8 @@ from octavo.frontend.outputs import (
     RequestOutput,
     SampleLogprobs,
 )
-from octavo.frontend.text.detokenizer import TokenTable
+from octavo.frontend.text.detokenizer import TextStream, TokenTable
 from octavo.frontend.text.inputs import PreparedRequest
-from octavo.frontend.text.stream import TextStream
 
 OutputMode = Literal["delta", "cumulative", "final"]
 """What a request's updates hold: what is new, all so far, or nothing before the end."""

@@ -21,8 +21,7 @@ from octavo.core.contracts.tool_parser import (
     ToolParserContext,
 )
 from octavo.core.sampling_params import SamplingParams
-from octavo.frontend.text.detokenizer import TokenTable
-from octavo.frontend.text.stream import TextStream
+from octavo.frontend.text.detokenizer import TextStream, TokenTable
 from octavo.plugins.tool_parsers.hermes import HermesParser
 from octavo.plugins.tool_parsers.llama3_json import Llama3JsonParser
 from octavo.plugins.tool_parsers.mistral import MistralParser
