@@ -90,12 +90,12 @@ class LLM:
         self._results: dict[str, RequestOutput | None] = {}  # live requests and their last output
         self._ids = itertools.count()
         self._turns = Turns()
-        self._left: deque[str] = deque()  # requests of streams that were left
+        self._left: deque[str] = deque()  # requests of streams whose reader has gone
 
     def __getattr__(self, name: str) -> Any:
-        """Only for what is not there: says so of methods that vLLM's has."""
+        """Explain methods that vLLM's `LLM` has and this one lacks."""
         if name in NOT_IN_LLM:
-            raise AttributeError(f"LLM.{name} is not built: {NOT_IN_LLM[name]}")
+            raise AttributeError(f"LLM.{name} is not supported: {NOT_IN_LLM[name]}")
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     # ---- generation ------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class LLM:
         `GenerationError` after all others have finished.
         """
         if lora_request is not None:
-            raise RequestError("adapters are not built in", param="lora_request")
+            raise RequestError("LoRA adapters are not supported", param="lora_request")
         if prompt_token_ids is not None or prompts is None:
             raise RequestError(
                 "token ids are given as prompts: generate([{'prompt_token_ids': [...]}, ...])"
@@ -200,7 +200,8 @@ class LLM:
         return update
 
     def _leave(self, request_id: str) -> None:
-        """A stream has ended or was left. Where a call is running, that call ends the request."""
+        """A stream has ended, or its reader has gone. While another call runs, that call aborts the
+        request."""
         self._left.append(request_id)
         if self._turns.try_enter():
             try:
@@ -216,7 +217,7 @@ class LLM:
 
     @property
     def engine(self) -> Engine:
-        """The engine, to look into; it moves only while a method of this class runs."""
+        """The engine, for inspection; it advances only while a method of this class runs."""
         return self._client.engine
 
     def get_tokenizer(self) -> Tokenizer:
@@ -328,7 +329,7 @@ class LLM:
                         progress.add(update)
 
     def _advance(self) -> list[RequestOutput]:
-        """One step; its updates are kept in `_results` too, for whoever waits for them."""
+        """Run one step. Updates are also kept in `_results`, for the calls that wait for them."""
         self._forget_left()
         if not self._client.has_work():
             self._client.check_alive()
@@ -347,7 +348,7 @@ class LLM:
         return updates
 
     def _abort(self, ids: Sequence[str]) -> None:
-        """Forget these requests, and end in the engine what of them still runs."""
+        """Forget these requests and abort those that still run."""
         for request_id in ids:
             self._results.pop(request_id, None)
             self._processor.abort(request_id)

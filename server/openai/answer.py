@@ -91,7 +91,7 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """It is whole."""
+    """The call is complete."""
 
     index: int
 
@@ -101,7 +101,7 @@ Event = Reasoning | Text | Begin | Arguments | End
 
 @dataclass
 class Call:
-    """A call put together."""
+    """A complete call."""
 
     id: str
     name: str
@@ -110,7 +110,7 @@ class Call:
 
 @dataclass
 class Answer:
-    """An answer put together."""
+    """A complete answer."""
 
     reasoning: str = ""
     content: str = ""
@@ -166,12 +166,12 @@ class AnswerFormat:
 
     @property
     def reads_something(self) -> bool:
-        """Whether anything is told from the text."""
+        """Whether reasoning or tool calls are parsed from the text."""
         return self.reads_reasoning or self.choice.forced or self._tool_parser is not None
 
     @property
     def reads_reasoning(self) -> bool:
-        """Whether reasoning is told from content."""
+        """Whether reasoning is parsed from the text."""
         free = not self.structured and not self.choice.forced
         return self.parsers.reasoning is not None and free
 
@@ -210,7 +210,7 @@ class AnswerFormat:
 
 
 class AnswerReader:
-    """Reads one choice. most_calls: calls beyond so many are left out. calls: begun so far."""
+    """Reads one choice. most_calls: calls after that many are dropped."""
 
     def __init__(
         self,
@@ -223,9 +223,10 @@ class AnswerReader:
         self._reasoning, self._tools, self._new_id = reasoning, tools, new_id
         self._most = most_calls
         self.calls = 0
+        """Calls begun so far."""
 
     def feed(self, text: str, finish_reason: str | None) -> list[Event]:
-        """What more of the text adds; with a finish_reason it is the last."""
+        """The events of more text; with a finish_reason, the text is complete."""
         split = Split(content=text)
         if self._reasoning is not None:
             split = self._reasoning.feed(text)
@@ -241,11 +242,11 @@ class AnswerReader:
         return events + [named for event in found if (named := self._named(event)) is not None]
 
     def finish_reason(self, given: str | None) -> str | None:
-        """OpenAI's reason for an answer that ended so."""
+        """OpenAI's finish_reason for the engine's."""
         return "tool_calls" if given == "stop" and self.calls else given
 
     def _named(self, event: ToolEvent) -> Event | None:
-        """With the call's number and id; None for one that is left out."""
+        """An event with the call's number and id; None when the call is dropped."""
         if isinstance(event, Text):
             return event
         if isinstance(event, CallBegin):

@@ -24,7 +24,7 @@ from octavo.server.openai.protocol.responses import (
     ResponsesRequest,
     ResponsesUsage,
 )
-from octavo.server.openai.response_items import Items, Told
+from octavo.server.openai.response_items import ItemEvent, Items
 from octavo.server.openai.responses_input import to_messages
 from octavo.server.openai.tokens import TokenTexts, chat_logprobs, hides_last
 
@@ -57,8 +57,7 @@ class ResponseGeneration(Generation[ResponsesRequest]):
         )
         if body.num_logprobs is not None and self._format.reads_something:
             raise ApiError(
-                "include: logprobs are not available where tool calls or reasoning are told from "
-                "the text",
+                "include: logprobs cannot be combined with tool calls or a reasoning parser",
                 param="include",
                 code="invalid_value",
             )
@@ -85,11 +84,11 @@ class ResponseGeneration(Generation[ResponsesRequest]):
         return self._response(self._status)
 
     def events(self, prompt: int, output: RequestOutput) -> bytes:
-        told: list[Told] = []
+        found: list[ItemEvent] = []
         if self._number == 0:
-            told.append(("response.created", {"response": self._response("in_progress")}))
-            told.append(("response.in_progress", {"response": self._response("in_progress")}))
-        data = self._encoded(told)
+            found.append(("response.created", {"response": self._response("in_progress")}))
+            found.append(("response.in_progress", {"response": self._response("in_progress")}))
+        data = self._encoded(found)
         for choice in output.outputs:
             data += self._encoded(self._read(choice))
         return data
@@ -106,7 +105,7 @@ class ResponseGeneration(Generation[ResponsesRequest]):
         response.error = FailedBecause(code=code, message=error.message)
         return data + self._encoded([("response.failed", {"response": response})])
 
-    def _read(self, choice: CompletionOutput) -> Iterable[Told]:
+    def _read(self, choice: CompletionOutput) -> Iterable[ItemEvent]:
         if self._reader is None:
             self._reader = self._format.reader(self.prompts[0].prompt or "", "")
         self._finish_reason = choice.finish_reason
@@ -117,9 +116,9 @@ class ResponseGeneration(Generation[ResponsesRequest]):
     def _status(self) -> str:
         return "incomplete" if self._finish_reason == "length" else "completed"
 
-    def _encoded(self, told: Iterable[Told]) -> bytes:
+    def _encoded(self, events: Iterable[ItemEvent]) -> bytes:
         data = b""
-        for kind, what in told:
+        for kind, what in events:
             event = ResponsesEvent(type=kind, sequence_number=self._number, **what)
             self._number += 1
             data += b"event: " + kind.encode() + b"\ndata: " + event.encode() + b"\n\n"

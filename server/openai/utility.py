@@ -70,8 +70,8 @@ async def timeline(request: Request) -> Response:
     events = await state.llm.timeline(request_id)
     if events is None:
         raise ApiError(
-            f"nothing is recorded of a request '{request_id}': it is unknown or too long ago, or"
-            " observability.timelines is 0",
+            f"no timeline of request '{request_id}': it is unknown or too old, or "
+            "observability.timelines is 0",
             status=404,
             code="not_found",
         )
@@ -86,7 +86,7 @@ async def reset_prefix_cache(request: Request) -> Response:
 
 
 async def openapi(request: Request) -> Response:
-    """With the prefix that a proxy takes off, where there is one."""
+    """The description, with the path prefix that a proxy strips, if any."""
     root = request.scope.get("root_path", "")
     servers = {"servers": [{"url": root}]} if root else {}
     return JSONResponse(request.app.state.openapi | servers)

@@ -25,7 +25,7 @@ PROMPT_SCHEMA = {
 }
 
 
-CHAT = "it belongs to /v1/chat/completions"
+CHAT = "only available in /v1/chat/completions"
 
 
 class CompletionRequest(SamplingRequest):
@@ -33,9 +33,9 @@ class CompletionRequest(SamplingRequest):
 
     unsupported: ClassVar[Mapping[str, Unsupported]] = {
         **UNSUPPORTED,
-        "suffix": Unsupported("fill-in-the-middle is not built in", ("",)),
-        "max_completion_tokens": Unsupported("here it is max_tokens"),
-        "top_logprobs": Unsupported("here it is logprobs"),
+        "suffix": Unsupported("fill-in-the-middle is not supported", ("",)),
+        "max_completion_tokens": Unsupported("use max_tokens"),
+        "top_logprobs": Unsupported("use logprobs"),
         "messages": Unsupported(CHAT),
         "tools": Unsupported(CHAT, ([],)),
         "tool_choice": Unsupported(CHAT, ("none", "auto")),

@@ -23,8 +23,8 @@ from octavo.server.openai.protocol.common import (
 from octavo.server.openai.protocol.sampling import UNSUPPORTED, SamplingRequest
 from octavo.server.openai.protocol.tools import Function, Tool, ToolChoice, check_names, read_choice
 
-STORED = "nothing is stored"
-CHAT_ONLY = "it belongs to /v1/chat/completions"
+STORED = "responses are not stored"
+CHAT_ONLY = "only available in /v1/chat/completions"
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
 
@@ -145,12 +145,12 @@ class ResponsesRequest(SamplingRequest):
         "background_options": Unsupported(STORED),
         "context_management": Unsupported("", ([],)),
         "conversation": Unsupported(STORED),
-        "image": Unsupported("answers are text"),
-        "max_tool_calls": Unsupported("no tools are built in"),
+        "image": Unsupported("only text output is supported"),
+        "max_tool_calls": Unsupported("there are no built-in tools"),
         "moderation": Unsupported(),
         "previous_response_id": Unsupported(f"{STORED}; send the earlier items as input"),
         "prompt": Unsupported(STORED),
-        "service_tier": Unsupported("there is one tier", ("auto", "default")),
+        "service_tier": Unsupported("there is only one tier", ("auto", "default")),
         "store": Unsupported(STORED, (False,)),
         "truncation": Unsupported("a prompt that is too long is refused", ("disabled",)),
     }

@@ -1,4 +1,4 @@
-"""What completions and chat completions share: sampling, streaming, identity of a request."""
+"""What the endpoints that generate share: sampling, streaming, identity of a request."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PLAIN = (
 )
 """Fields that go into `SamplingParams` as they are, when the client sent them."""
 
-OLD_GRAMMAR = "write structured_outputs: {%s: ...}"
+OLD_GRAMMAR = "use structured_outputs: {%s: ...}"
 
 UNSUPPORTED: Mapping[str, Unsupported] = {
     "guided_json": Unsupported(OLD_GRAMMAR % "json"),
@@ -47,13 +47,13 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "guided_choice": Unsupported(OLD_GRAMMAR % "choice"),
     "guided_grammar": Unsupported(OLD_GRAMMAR % "grammar"),
     "guided_decoding_backend": Unsupported("structured_outputs.engine in the YAML chooses"),
-    "best_of": Unsupported("ask for n choices", (1,)),
-    "use_beam_search": Unsupported("only sampling is offered", (False,)),
-    "length_penalty": Unsupported("it belongs to beam search", (1.0, 1)),
+    "best_of": Unsupported("use n", (1,)),
+    "use_beam_search": Unsupported("beam search is not supported", (False,)),
+    "length_penalty": Unsupported("beam search is not supported", (1.0, 1)),
     "logits_processors": Unsupported("configure them in the YAML", ([],)),
     "kv_transfer_params": Unsupported("", ({},)),
-    "prompt_embeds": Unsupported("prompts are text or token ids"),
-    "lora_request": Unsupported("adapters are not built in"),
+    "prompt_embeds": Unsupported("a prompt is text or token ids"),
+    "lora_request": Unsupported("LoRA adapters are not supported"),
 }
 
 
@@ -66,7 +66,7 @@ HINTS = frozenset(
         "safety_identifier",
     )
 )
-"""Notes for the provider's own records and caches, which clients of OpenAI send along."""
+"""Accepted without effect: labels for a provider's own records and caches."""
 
 
 class SamplingRequest(Request):
@@ -79,39 +79,45 @@ class SamplingRequest(Request):
     temperature: float | None = Field(
         default=None,
         json_schema_extra={"minimum": 0, "maximum": 100},
-        description="0 (or tiny) is greedy. Absent: the model's default, or 1.",
+        description="0 is greedy. Default: the model's, or 1.",
     )
     top_p: float | None = Field(
         default=None,
         json_schema_extra={"exclusiveMinimum": 0, "maximum": 1},
-        description="Nucleus, in (0, 1].",
+        description="Nucleus sampling, in (0, 1].",
     )
     top_k: int | None = Field(
         default=None,
         json_schema_extra={"minimum": -1},
         le=INT32_MAX,
-        description="Most probable tokens kept; 0 and -1: all.",
+        description="Sample from this many most probable tokens; 0 and -1 mean all.",
     )
     min_p: float | None = Field(
         default=None,
         json_schema_extra={"minimum": 0, "maximum": 1},
-        description="Least probability relative to the top.",
+        description="Minimum probability relative to the most probable token.",
     )
     n: int | None = Field(default=None, ge=1, description="Choices for every prompt.")
-    seed: int | None = Field(default=None, description="64 bits; equal seeds repeat the answer.")
-    stop: str | list[str] | None = Field(default=None, description="Texts that end the answer.")
+    seed: int | None = Field(
+        default=None, description="Up to 64 bits; equal seeds give equal answers."
+    )
+    stop: str | list[str] | None = Field(
+        default=None, description="Texts at which generation stops."
+    )
     stop_token_ids: list[int] | None = Field(
-        default=None, description="Token ids that end the answer."
+        default=None, description="Token ids at which generation stops."
     )
     include_stop_str_in_output: bool = Field(
-        default=False, description="Whether the stop text stays in the answer."
+        default=False, description="Keep the stop text in the answer."
     )
     max_tokens: int | None = Field(
         default=None,
         ge=0,
-        description="Most tokens of the answer. Absent: what max_model_len leaves.",
+        description="Maximum number of tokens to generate. Default: as many as fit.",
     )
-    min_tokens: int = Field(default=0, ge=0, description="No end token before this many tokens.")
+    min_tokens: int = Field(
+        default=0, ge=0, description="Minimum number of tokens before generation may stop."
+    )
     presence_penalty: float | None = Field(
         default=None, json_schema_extra={"minimum": -2, "maximum": 2}, description="-2 to 2."
     )
@@ -121,24 +127,26 @@ class SamplingRequest(Request):
     repetition_penalty: float | None = Field(
         default=None,
         json_schema_extra={"exclusiveMinimum": 0, "maximum": 100},
-        description="Over 0; 1 is off.",
+        description="Greater than 0; 1 is off.",
     )
     logit_bias: dict[str, float] | None = Field(
-        default=None, description="Token id (as a string) to what is added, -100 to 100."
+        default=None, description="Token id (as a string) to a bias of -100 to 100."
     )
     allowed_token_ids: list[int] | None = Field(
-        default=None, description="Nothing else is generated."
+        default=None, description="Only these tokens are generated."
     )
-    bad_words: list[str] | None = Field(default=None, description="Texts that never appear.")
+    bad_words: list[str] | None = Field(
+        default=None, description="Texts that must not be generated."
+    )
     vllm_xargs: dict[str, ExtraArgument | list[ExtraArgument]] | None = Field(
-        default=None, description="What plugins' logits processors take, by processor name."
+        default=None, description="Arguments of plugins' logits processors, by processor name."
     )
-    ignore_eos: bool = Field(default=False, description="Whether end tokens do not end.")
+    ignore_eos: bool = Field(default=False, description="Continue after end-of-sequence tokens.")
     skip_special_tokens: bool = Field(
-        default=True, description="Whether special tokens are left out of the text."
+        default=True, description="Leave special tokens out of the text."
     )
     spaces_between_special_tokens: bool = Field(
-        default=True, description="Accepted for vLLM's sake; the tokenizer decides."
+        default=True, description="Accepted for compatibility with vLLM; the tokenizer decides."
     )
     response_format: ResponseFormat | None = Field(
         default=None, description="What the answer must look like, as OpenAI has it."
@@ -158,9 +166,12 @@ class SamplingRequest(Request):
     )
     stream: bool = Field(default=False, description="Server-sent events.")
     stream_options: StreamOptions | None = Field(default=None, description="Only with stream.")
-    user: str | None = Field(default=None, description="Who asks; fair scheduling goes by it.")
+    user: str | None = Field(default=None, description="End user, for fair scheduling.")
     priority: int = Field(
-        default=0, ge=-INT32_MAX, le=INT32_MAX, description="Lower is sooner, under `priority`."
+        default=0,
+        ge=-INT32_MAX,
+        le=INT32_MAX,
+        description="Lower runs sooner, under scheduler policy `priority`.",
     )
     cache_salt: str | None = Field(
         default=None,
@@ -197,7 +208,7 @@ class SamplingRequest(Request):
 
     @property
     def names(self) -> Mapping[str, str]:
-        """Parameters of the engine that the client knows under another name, for messages."""
+        """The client's names for the engine's parameters, for error messages."""
         names = {**self.renamed, "max_tokens": self.limit_name}
         if self.response_format is not None and not self.structured_outputs:
             names["structured_outputs"] = "response_format"

@@ -46,7 +46,7 @@ def test_clone_shares_nothing() -> None:
 def test_methods_that_are_not_there_say_what_is(name: str, repository: Path) -> None:
     llm = octavo.LLM.__new__(octavo.LLM)
     assert not hasattr(llm, name)
-    with pytest.raises(AttributeError, match=f"LLM.{name} is not built: "):
+    with pytest.raises(AttributeError, match=f"LLM.{name} is not supported: "):
         getattr(llm, name)
     assert name in (repository / "docs" / "from-vllm.md").read_text()
 
