@@ -15,10 +15,10 @@ from octavo.core.errors import ConfigError, ModelNotFound, PluginError
 from octavo.frontend.text.inputs import InputProcessor
 
 if TYPE_CHECKING:
-    from octavo.core.config.models import EngineConfig
-    from octavo.core.config.resolve import Resolved
     from octavo.core.registry import Registry
+    from octavo.engine.config import EngineConfig
     from octavo.engine.core import EngineCore
+    from octavo.engine.resolve import Resolved
 
 ConfigSource = str | os.PathLike[str] | Mapping[str, Any]
 
@@ -32,10 +32,10 @@ def configure(
     keywords: Mapping[str, Any] | None = None,
 ) -> tuple[EngineConfig, Registry]:
     """Configuration and plugins. keywords: under vLLM's names, they win over `config`."""
-    from octavo.core.config.keywords import from_keywords
-    from octavo.core.config.loading import load_config
-    from octavo.core.config.models import EngineConfig
     from octavo.core.registry import Registry
+    from octavo.engine.config import EngineConfig
+    from octavo.frontend.config import load_config
+    from octavo.frontend.vllm.keywords import from_keywords
 
     if isinstance(plugins, str) or not isinstance(plugins, Iterable):
         raise PluginError(
@@ -86,7 +86,7 @@ def make_tokenizer(resolved: Resolved, registry: Registry) -> Tokenizer:
 
 def make_inputs(resolved: Resolved, tokenizer: Tokenizer) -> InputProcessor:
     """The input processor for a resolved model."""
-    from octavo.core.config.model_facts import text_config
+    from octavo.core.hf_config import text_config
 
     settings = resolved.config.model
     assert settings.max_model_len is not None, "resolve settles max_model_len"

@@ -21,7 +21,7 @@ from octavo.frontend.text.inputs import InputProcessor, PreparedRequest, Prompt
 from octavo.frontend.text.output_processor import OutputMode
 
 if TYPE_CHECKING:
-    from octavo.core.config.models import EngineConfig
+    from octavo.engine.config import EngineConfig
     from octavo.frontend.assembly import ConfigSource
 
 R = TypeVar("R")
@@ -54,7 +54,7 @@ class AsyncLLM(AsyncEngine):
         **keywords: Any,
     ) -> None:
         def parts() -> Parts:
-            from octavo.core.config.resolve import resolve
+            from octavo.engine.resolve import resolve
             from octavo.frontend import assembly
 
             named = tokenizer if isinstance(tokenizer, str) else None

@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 import octavo
-from octavo.core.config.models import EngineConfig, ServerConfig
 from octavo.frontend.async_llm import AsyncLLM
+from octavo.server.config import ServerConfig, ServiceConfig
 from octavo.server.http.errors import ApiError, from_exception
 from octavo.server.http.guard import Guard
 from octavo.server.http.openapi import document
@@ -29,7 +29,7 @@ from octavo.server.operations.routes import OPERATIONS, Operation
 
 def create_app(
     llm: AsyncLLM,
-    config: EngineConfig,
+    config: ServiceConfig,
     *,
     make_parsers: Callable[[], AnswerParsers] = AnswerParsers,
     api_keys: Mapping[str, str] | None = None,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from octavo.core.config.models import ServerConfig
 from octavo.frontend.async_llm import AsyncLLM
+from octavo.server.config import ServerConfig
 from octavo.server.http.errors import ApiError, unavailable
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from octavo.core.config.models import ObservabilityConfig
+from octavo.server.config import ServerObservabilityConfig
 from octavo.server.openai.generation import Generation
 from octavo.server.openai.protocol.common import shown
 
 logger = logging.getLogger("octavo.server.requests")
 
 
-def log_request(config: ObservabilityConfig, generation: Generation[Any]) -> None:
+def log_request(config: ServerObservabilityConfig, generation: Generation[Any]) -> None:
     """Log a request that was accepted. What clients wrote is quoted, so that it stays on its
     line."""
     if not config.log_requests:

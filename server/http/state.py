@@ -10,10 +10,10 @@ import uuid
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from octavo.core.config.models import EngineConfig
 from octavo.core.errors import OctavoError
 from octavo.core.sampling_params import SamplingParams
 from octavo.frontend.async_llm import AsyncLLM
+from octavo.server.config import ServiceConfig
 from octavo.server.http.errors import ApiError, unavailable
 from octavo.server.http.large_body import LARGE, Threads
 from octavo.server.http.overload import Queue
@@ -29,7 +29,7 @@ STOP_S = 10
 """Seconds that the engine gets to stop."""
 
 
-def served_names(config: EngineConfig) -> list[str]:
+def served_names(config: ServiceConfig) -> list[str]:
     """Names under which clients ask for the model."""
     names = config.server.served_model_name or config.model.source or "octavo"
     return [names] if isinstance(names, str) else list(names)
@@ -44,7 +44,7 @@ class ServerState:
     def __init__(
         self,
         llm: AsyncLLM,
-        config: EngineConfig,
+        config: ServiceConfig,
         make_parsers: Callable[[], AnswerParsers] = AnswerParsers,
         worker: int = 0,
     ) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from octavo.core.config.models import AUTO, EngineConfig
+from octavo.core.config.models import AUTO
 from octavo.core.contracts.reasoning_parser import (
     ReasoningParser,
     ReasoningParserContext,
@@ -33,6 +33,7 @@ from octavo.core.contracts.tool_parser import (
     new_call_id,
 )
 from octavo.core.sampling_params import SamplingParams
+from octavo.server.config import ServiceConfig
 from octavo.server.http.errors import ApiError
 from octavo.server.openai.forced_calls import NamedCall, RequiredCalls, forced_grammar
 from octavo.server.openai.protocol.tools import NO_CHOICE, Tool, ToolChoice
@@ -48,7 +49,7 @@ class AnswerParsers(NamedTuple):
     reasoning: ReasoningParser | None = None
 
 
-def make_parsers(config: EngineConfig, registry: Registry) -> AnswerParsers:
+def make_parsers(config: ServiceConfig, registry: Registry) -> AnswerParsers:
     """The parsers that the configuration chooses, or that the user handed over."""
 
     def make(kind: str, context: Any) -> Any:

@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.core.config.models import ServerConfig
 from octavo.core.contracts.tokenizer import ChatSource
 from octavo.frontend.async_llm import AsyncLLM
+from octavo.server.config import ServerConfig
 from octavo.server.templates.renderer import ChatRenderer
 
 PROCESSES = 4
