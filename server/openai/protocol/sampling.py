@@ -43,6 +43,9 @@ PLAIN = (
 UNSUPPORTED: Mapping[str, Unsupported] = {
     name: Unsupported(item.instead or item.message, item.request[name])
     for name, item in REQUEST.items()
+} | {
+    f"guided_{kind}": Unsupported(f"use structured_outputs: {{{kind}: ...}}")
+    for kind in ("json", "regex", "choice", "grammar")
 }
 
 
