@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Self
 
 INTERNAL_ERROR = "internal_error"
 """Code of errors that are not the caller's fault."""
@@ -136,6 +136,25 @@ class RequestError(OctavoError, ValueError):
 
 class RequestTooLong(RequestError):
     """A request that can never fit."""
+
+    @classmethod
+    def of_prompt(
+        cls, num_tokens: int, limit: str, *, max_tokens: int | None = None, at_least: bool = False
+    ) -> Self:
+        """A prompt that exceeds `limit`, which reads like "max_model_len is 4096".
+
+        max_tokens: how many more must fit; None: one, whatever was asked for. at_least: the
+        prompt was not tokenized to the end, so `num_tokens` is a lower bound.
+        """
+        bound = "at least " if at_least else ""
+        wanted = "needs room for one more"
+        if max_tokens is not None:
+            wanted = f"max_tokens asks for {max_tokens}, together {bound}{num_tokens + max_tokens}"
+        return cls(
+            f"the prompt has {bound}{num_tokens} tokens and {wanted}, but {limit}",
+            param="prompt",
+            code="context_length_exceeded",
+        )
 
 
 class RequestFault(RequestError):

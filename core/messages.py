@@ -137,7 +137,7 @@ class Finish(msgspec.Struct, kw_only=True, omit_defaults=True):
     num_preemptions: int = 0
 
 
-class EngineOutputs(msgspec.Struct, kw_only=True, omit_defaults=True):
+class EngineOutputs(msgspec.Struct, tag=True, kw_only=True, omit_defaults=True):
     """All that one step produced, as one message. `finished` comes after the tokens."""
 
     step: int

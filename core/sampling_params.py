@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from numbers import Integral, Real
 from typing import Any, Self
 
@@ -191,18 +191,10 @@ class SamplingParams(msgspec.Struct, metaclass=_ParamsMeta, kw_only=True, omit_d
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise `RequestError` for token ids and logprobs counts beyond the vocabulary."""
-        named = {
-            "logit_bias": self.logit_bias or (),
-            "stop_token_ids": self.stop_token_ids or (),
-            "allowed_token_ids": self.allowed_token_ids or (),
-            "bad_words": (t for word in self.bad_words_token_ids or () for t in word),
-        }
-        for name, tokens in named.items():
-            for token in tokens:
-                if not 0 <= token < vocab_size:
-                    raise RequestError(
-                        f"{name} has token id {token}, expected 0 to {vocab_size - 1}", param=name
-                    )
+        for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+            check_token_ids(name, getattr(self, name) or (), vocab_size)
+        for word in self.bad_words_token_ids or ():
+            check_token_ids("bad_words", word, vocab_size)
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None and value > vocab_size:
@@ -210,6 +202,14 @@ class SamplingParams(msgspec.Struct, metaclass=_ParamsMeta, kw_only=True, omit_d
                     f"{name} must be at most the vocabulary's size {vocab_size}, got {value}",
                     param=name,
                 )
+
+
+def check_token_ids(name: str, token_ids: Collection[int], vocab_size: int) -> None:
+    """Raise `RequestError`, about the parameter `name`, for ids outside the vocabulary."""
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        return
+    wrong = next(token for token in token_ids if not 0 <= token < vocab_size)
+    raise RequestError(f"{name} has token id {wrong}, expected 0 to {vocab_size - 1}", param=name)
 
 
 def _items(name: str, value: Any, what: str) -> list[Any]:

@@ -13,9 +13,6 @@ from typing import TYPE_CHECKING, Any
 from octavo.core.contracts.tokenizer import Tokenizer, TokenizerContext
 from octavo.core.errors import ConfigError, ModelNotFound, PluginError
 from octavo.frontend.text.inputs import InputProcessor
-from octavo.frontend.text.parsers import AnswerParsers
-from octavo.server.contracts.reasoning_parser import ReasoningParserContext
-from octavo.server.contracts.tool_parser import ToolParserContext
 
 if TYPE_CHECKING:
     from octavo.core.registry import Registry
@@ -87,31 +84,7 @@ def make_tokenizer(resolved: Resolved, registry: Registry) -> Tokenizer:
     return tokenizer
 
 
-def make_parsers(config: EngineConfig, registry: Registry) -> AnswerParsers:
-    """The parsers that the configuration chooses, or that the user handed over."""
-    from octavo.core.config.models import AUTO
-
-    server: Any = config.server  # type: ignore[attr-defined]
-
-    def make(kind: str, context: Any) -> Any:
-        choice = getattr(server, kind)
-        if choice is None and not registry.preferred(kind):
-            return None
-        selection = registry.select(kind, choice or AUTO, explicit=choice is not None)
-        return registry.create(selection, context)
-
-    source = config.model.source
-    return AnswerParsers(
-        make("tool_parser", ToolParserContext(source)),
-        make("reasoning_parser", ReasoningParserContext(source)),
-    )
-
-
-def make_inputs(
-    resolved: Resolved,
-    tokenizer: Tokenizer,
-    parsers: AnswerParsers = AnswerParsers(),  # noqa: B008
-) -> InputProcessor:
+def make_inputs(resolved: Resolved, tokenizer: Tokenizer) -> InputProcessor:
     """The input processor for a resolved model."""
     from octavo.core.hf_config import text_config
 
@@ -124,7 +97,6 @@ def make_inputs(
         vocab_size=text_config(resolved.model_config).get("vocab_size"),
         seed_source=seed_source(settings.seed),
         generation_config=resolved.generation_config if use_defaults else None,
-        parsers=parsers,
     )
 
 

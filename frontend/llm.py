@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from octavo.core.contracts.tokenizer import Tokenizer
 from octavo.core.errors import EngineDeadError, GenerationError, RequestError, failure
 from octavo.core.sampling_params import SamplingParams
+from octavo.frontend.caller_thread import DelayedInterrupt, Turns
 from octavo.frontend.client import Engine, InlineClient
 from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.progress import Progress
 from octavo.frontend.text.chat import Conversation, render_chat
 from octavo.frontend.text.detokenizer import TokenTable
 from octavo.frontend.text.inputs import InputProcessor, PreparedRequest, Prompt
-from octavo.frontend.text.output_processor import OutputProcessor
-from octavo.frontend.text.state import OutputMode
-from octavo.frontend.turns import Turns
+from octavo.frontend.text.output_processor import OutputMode, OutputProcessor
 from octavo.frontend.vllm.differences import ARGUMENTS, METHODS
 
 if TYPE_CHECKING:
@@ -78,11 +76,13 @@ class LLM:
     def _set_up(self, engine: Engine, inputs: InputProcessor) -> None:
         self._client = InlineClient(engine)
         self._inputs = inputs
-        self._processor = OutputProcessor(TokenTable(inputs.tokenizer))
+        self._processor = OutputProcessor(TokenTable(inputs.tokenizer), self._client.abort)
+        if engine.report is not None:
+            inputs.max_sequence_tokens = engine.report.max_sequence_tokens
         self._results: dict[str, RequestOutput | None] = {}  # live requests and their last output
         self._ids = itertools.count()
         self._turns = Turns()
-        self._left: deque[str] = deque()  # requests of streams that were left
+        self._left: deque[str] = deque()  # requests of streams whose reader has gone
 
     def __getattr__(self, name: str) -> Any:
         """Called for missing attributes only: says what to do instead of a method of vLLM's."""
@@ -189,9 +189,10 @@ class LLM:
         return update
 
     def _leave(self, request_id: str) -> None:
-        """A stream has ended or was left. Where a call is running, that call ends the request."""
+        """A stream has ended, or its reader has gone. While another call runs, that call aborts the
+        request."""
         self._left.append(request_id)
-        if self._turns.vacant():
+        if self._turns.try_enter():
             try:
                 self._forget_left()
             finally:
@@ -205,7 +206,7 @@ class LLM:
 
     @property
     def engine(self) -> Engine:
-        """The engine, to look into; it moves only while a method of this class runs."""
+        """The engine, for inspection; it advances only while a method of this class runs."""
         return self._client.engine
 
     def get_tokenizer(self) -> Tokenizer:
@@ -309,7 +310,7 @@ class LLM:
 
     def _finish(self, ids: Sequence[str], use_tqdm: bool) -> None:
         waiting = set(ids)
-        with _Progress(len(ids), shown=use_tqdm) as progress:
+        with Progress(len(ids), shown=use_tqdm) as progress:
             while waiting:
                 for update in self._advance():
                     if update.finished and update.request_id in waiting:
@@ -317,32 +318,29 @@ class LLM:
                         progress.add(update)
 
     def _advance(self) -> list[RequestOutput]:
-        """One step; its updates are kept in `_results` too, for whoever waits for them."""
+        """Run one step. Updates are also kept in `_results`, for the calls that wait for them."""
         self._forget_left()
         if not self._client.has_work():
             self._client.check_alive()
             raise EngineDeadError(f"the engine lost requests {self._processor.request_ids}")
-        with _Interrupt():
+        with DelayedInterrupt():
             outputs = self._client.step()
         if outputs is None:
             return []
-        processed = self._processor.process(outputs)
-        self._client.abort(processed.stops, "stop")
-        self._client.abort(processed.aborts)
-        for update in processed.updates:
+        updates = self._processor.process(outputs)
+        for update in updates:
             earlier = self._results.get(update.request_id)
             if earlier is not None:  # a delta that its reader has not taken yet
                 earlier.extend(update)
             elif update.request_id in self._results:
                 self._results[update.request_id] = update
-        return processed.updates
+        return updates
 
     def _abort(self, ids: Sequence[str]) -> None:
-        """Forget these requests, and end in the engine what of them still runs."""
+        """Forget these requests and abort those that still run."""
         for request_id in ids:
             self._results.pop(request_id, None)
-            handles, _ = self._processor.abort(request_id)
-            self._client.abort(handles)
+            self._processor.abort(request_id)
 
 
 def _is_batch(prompts: Any) -> bool:
@@ -375,59 +373,3 @@ def _checked(results: list[RequestOutput], many: bool) -> list[RequestOutput]:
         f"prompts[{place}]: {error}" if many else str(error) for place, error in failed
     )
     raise GenerationError(where, results)
-
-
-class _Interrupt:
-    """Ctrl-C waits for the end of the step: one cut short would leave the engine in an unknown
-    state. A second Ctrl-C does not wait. Only in the main thread, and where Python's own handler is
-    in place."""
-
-    def __init__(self) -> None:
-        self._pressed = False
-        self._active = False
-
-    def __enter__(self) -> None:
-        here = threading.current_thread() is threading.main_thread()
-        if here and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self._press)
-            self._active = True
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._active:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        if self._pressed and kind is None:
-            raise KeyboardInterrupt
-
-    def _press(self, number: int, frame: FrameType | None) -> None:
-        if self._pressed:
-            raise KeyboardInterrupt
-        self._pressed = True
-
-
-class _Progress:
-    """A tqdm bar over requests, with tokens a second in and out."""
-
-    def __init__(self, total: int, *, shown: bool) -> None:
-        from tqdm import tqdm
-
-        self._bar = tqdm(
-            total=total, desc="Processed prompts", disable=not shown, dynamic_ncols=True
-        )
-        self._tokens = [0, 0]
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def add(self, output: RequestOutput) -> None:
-        """Count a finished request."""
-        self._tokens[0] += len(output.prompt_token_ids or ())
-        self._tokens[1] += sum(len(choice.token_ids) for choice in output.outputs)
-        elapsed = self._bar.format_dict["elapsed"] or 1e-9
-        rates = [tokens / elapsed for tokens in self._tokens]
-        self._bar.set_postfix_str(
-            f"in {rates[0]:.1f} tokens/s, out {rates[1]:.1f} tokens/s", refresh=False
-        )
-        self._bar.update(1)

@@ -114,9 +114,9 @@ class ProcessClient(AsyncEngineClient):
 
     def _take(self, message: Any) -> None:
         match message:
-            case wire.Outputs():
+            case EngineOutputs():
                 assert self._on_outputs is not None, "outputs before start"
-                self._on_outputs(message.outputs)
+                self._on_outputs(message)
             case wire.Answer():
                 future = self._calls.get(message.id)
                 if future is None:
@@ -176,5 +176,4 @@ def text_side(settled: wire.Settled, registry: Registry) -> InputProcessor:
         tokenizer_dir=folder,
         chat_template=settled.chat_template,
     )
-    parsers = assembly.make_parsers(config, registry)
-    return assembly.make_inputs(resolved, assembly.make_tokenizer(resolved, registry), parsers)
+    return assembly.make_inputs(resolved, assembly.make_tokenizer(resolved, registry))

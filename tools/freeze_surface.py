@@ -77,7 +77,10 @@ def _class(cls: type) -> dict[str, str]:
     if struct:
         fields = msgspec.structs.fields(cls)
         found.update({f.name: "field" if f.required else "field, optional" for f in fields})
-    for name, value in vars(cls).items():
+    # Exported classes of the front end may inherit; contracts list their own members only.
+    bases = [base for base in cls.__mro__ if base.__module__.startswith("octavo.frontend")]
+    inherited = {name: value for base in reversed(bases) for name, value in vars(base).items()}
+    for name, value in {**inherited, **vars(cls)}.items():
         if name in struct or inspect.ismemberdescriptor(value):
             continue
         if name.startswith("_") and name not in ("__init__", "__len__", "__call__"):

@@ -194,7 +194,7 @@ class Host:
             except RequestError as error:
                 ended.append(refused(local, error))
         if ended:
-            self._tell(name, wire.Outputs(only_finished(ended)))
+            self._tell(name, only_finished(ended))
 
     def _publish(self, outputs: EngineOutputs | None) -> None:
         """Send every front end its part of a step, as one message."""
@@ -205,7 +205,7 @@ class Host:
             if live is None:
                 continue
             live.difference_update(globally(finish.handle, number) for finish in part.finished)
-            self._tell(self._names[number], wire.Outputs(part))
+            self._tell(self._names[number], part)
 
     def _tell(self, name: bytes, message: Any) -> None:
         # To a front end that has gone, ZeroMQ drops it.

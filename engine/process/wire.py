@@ -106,12 +106,6 @@ class Died(msgspec.Struct, tag=True):
     message: str
 
 
-class Outputs(msgspec.Struct, tag=True):
-    """All that one step produced for one front end."""
-
-    outputs: EngineOutputs
-
-
 class Answer(msgspec.Struct, tag=True):
     """Of a `Call`; error: what was raised, value is meaningless then."""
 
@@ -126,7 +120,7 @@ class Pong(msgspec.Struct, tag=True):
     id: int
 
 
-FromEngine = Progress | Settled | Ready | Died | Outputs | Answer | Pong
+FromEngine = Progress | Settled | Ready | Died | EngineOutputs | Answer | Pong
 
 
 def to_engine() -> Codec[Any]:

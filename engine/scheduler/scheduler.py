@@ -126,19 +126,11 @@ class Scheduler:
         if not count:
             raise RequestError("the prompt is empty, expected at least one token", param="prompt")
         if count + 1 > longest:
-            raise RequestTooLong(
-                f"the prompt has {count} tokens and needs room for one more, but max_model_len is "
-                f"{longest}",
-                param="prompt",
-                code="context_length_exceeded",
-            )
+            raise RequestTooLong.of_prompt(count, f"max_model_len is {longest}")
         most = self.kv.fits(count + 1)
         if most is not None:
-            raise RequestTooLong(
-                f"the prompt has {count} tokens and needs room for one more, but the whole KV cache"
-                f" holds {most} tokens of one sequence",
-                param="prompt",
-                code="context_length_exceeded",
+            raise RequestTooLong.of_prompt(
+                count, f"the KV cache holds {most} tokens of one sequence"
             )
         budget = self.limits.max_num_batched_tokens
         if not self.limits.chunked_prefill and count > budget:

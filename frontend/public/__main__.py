@@ -1,7 +1,7 @@
-"""`python -m octavo` is the command `octavo`."""
+"""`python -m octavo` is the command `octavo`, found as its installed script finds it."""
 
 import sys
+from importlib.metadata import distribution
 
-from octavo.server.command_line.main import main
-
-sys.exit(main())
+(command,) = distribution("octavo").entry_points.select(group="console_scripts", name="octavo")
+sys.exit(command.load()())

@@ -1,5 +1,7 @@
 """Token ids to text, one token at a time.
 
+`TextStream` gives the text of one sequence that may be shown: detokenized, up to a stop string.
+
 `TokenTable` knows, once per tokenizer, the bytes of every token, and whether decoding is nothing
 but joining those bytes. It is for byte-level BPE and for byte-fallback vocabularies, and then a
 token costs one dictionary lookup and one step of a UTF-8 decoder. For any other tokenizer
@@ -18,6 +20,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 
 from octavo.core.contracts.tokenizer import Tokenizer
+from octavo.core.sampling_params import SamplingParams
+from octavo.frontend.text.stops import StopScanner
 
 REPLACEMENT = "\ufffd"
 _CONTEXT = 8  # prompt tokens that a window starts with
@@ -25,6 +29,55 @@ _LONGEST_HOLD = 16  # tokens that may stay unshown because they end inside a cha
 _SAMPLES = 512  # tokens looked at to find out whether text is joined bytes
 
 _new_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class TextStream:
+    """Takes the tokens of one sequence one by one and gives the text that may be shown.
+
+    A stop string ends the sequence only with a token after the first `min_tokens`.
+    """
+
+    __slots__ = ("_count", "_detokenizer", "_hidden", "_min_tokens", "_scanner", "_table")
+
+    def __init__(
+        self, table: TokenTable, prompt_token_ids: Sequence[int], sampling: SamplingParams
+    ) -> None:
+        self._table = table
+        shown = sampling.shown_special_token_ids or ()
+        self._hidden = table.hidden_ids(sampling.skip_special_tokens, shown)
+        self._min_tokens = sampling.min_tokens
+        self._count = 0
+        self._detokenizer = table.detokenizer(
+            prompt_token_ids,
+            skip_special_tokens=sampling.skip_special_tokens,
+            spaces_between_special_tokens=sampling.spaces_between_special_tokens,
+            shown=shown,
+        )
+        self._scanner: StopScanner | None = None
+        if sampling.stop:
+            self._scanner = StopScanner(
+                list(sampling.stop),
+                include=sampling.include_stop_str_in_output,
+                hidden_texts=[table.token_text(token) for token in self._hidden],
+            )
+
+    def feed(self, token_id: int) -> tuple[str, str | None]:
+        """Text that this token releases, and the stop string that ends the sequence with it."""
+        self._count += 1
+        scanner = self._scanner
+        if scanner is None:
+            return self._detokenizer.feed(token_id), None
+        armed = self._count > self._min_tokens
+        if token_id in self._hidden:
+            return scanner.feed_hidden(self._table.token_text(token_id), armed=armed)
+        return scanner.feed(self._detokenizer.feed(token_id), armed=armed)
+
+    def finish(self) -> str:
+        """The text that was held back, when the sequence ended without a stop string."""
+        rest = self._detokenizer.flush()
+        if self._scanner is None:
+            return rest
+        return self._scanner.feed(rest, armed=False)[0] + self._scanner.flush()
 
 
 class TokenTable:

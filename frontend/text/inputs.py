@@ -15,10 +15,11 @@ import numpy as np
 from octavo.core.contracts.tokenizer import Tokenizer
 from octavo.core.errors import RequestError, RequestTooLong, nearest
 from octavo.core.messages import EngineRequest
-from octavo.core.sampling_params import SamplingParams
-from octavo.frontend.text.parsers import AnswerParsers
+from octavo.core.sampling_params import SamplingParams, check_token_ids
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`; a mapping may also hold
+`cache_salt`, and `prompt` beside `prompt_token_ids` as the text to report."""
 
 
 class TextPrompt(TypedDict):
@@ -32,9 +33,6 @@ class TokensPrompt(TypedDict):
 
     prompt_token_ids: list[int]
 
-
-"""A text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`; a mapping may also hold
-`cache_salt`, and `prompt` beside `prompt_token_ids` as the text to report."""
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 
@@ -55,21 +53,25 @@ _LONG = 256 * 2**10
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """One caller's request. requests: one a choice, choice 0 first. sampling: as resolved."""
+    """One caller's request, checked and tokenized."""
 
     request_id: str
     prompt: str | None
+    """The text; None when token ids were given."""
     token_ids: list[int]
     sampling: SamplingParams
+    """With the model's defaults where the caller gave none."""
     requests: list[EngineRequest]
+    """What the engine gets: one a choice, choice 0 first."""
 
 
 class InputProcessor:
-    """Thread-safe as far as the tokenizer and `seed_source` are.
+    """The one place where requests are checked. Thread-safe as far as the tokenizer and
+    `seed_source` are.
 
-    vocab_size: rows of the model's embedding; no token id may reach it. seed_source: seeds of
-    requests that give none, default random. generation_config: the model's sampling defaults.
-    parsers: what front ends that read answers read them with.
+    max_model_len: most tokens of a sequence, prompt and output. vocab_size: rows of the model's
+    embedding; no token id may reach it. seed_source: seeds of requests that give none, default
+    random. generation_config: the model's sampling defaults.
     """
 
     def __init__(
@@ -80,11 +82,11 @@ class InputProcessor:
         vocab_size: int | None = None,
         seed_source: Callable[[], int] | None = None,
         generation_config: Mapping[str, Any] | None = None,
-        parsers: AnswerParsers = AnswerParsers(),  # noqa: B008
     ) -> None:
         self.tokenizer = tokenizer
-        self.parsers = parsers
         self.max_model_len = max_model_len
+        self.max_sequence_tokens = max_model_len
+        """Most tokens of a sequence that the KV cache holds; known once the engine has started."""
         self.vocab_size = vocab_size or tokenizer.vocab_size
         self._seed_source = seed_source or _random_seed
         self._generation_config = dict(generation_config or {})
@@ -110,15 +112,33 @@ class InputProcessor:
         user: str | None = None,
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
+        strict_length: bool = False,
     ) -> PreparedRequest:
-        """Check and tokenize a prompt. Raises `RequestError` and `RequestTooLong`."""
+        """Check and tokenize a prompt. Raises `RequestError` and `RequestTooLong`.
+
+        sampling: None: the model's defaults. priority: lower is sooner, under scheduler policies
+        that order by it. user: who asks, for policies that share fairly. cache_salt: cached
+        prefixes are shared only between equal salts. strict_length: refuse a max_tokens or
+        min_tokens that does not fit, instead of generating fewer tokens.
+        """
         _utf8("request_id", request_id)
         if user is not None:
             _utf8("user", user)
-        text, token_ids, salt = self._read(prompt, add_special_tokens)
+        sampling = self._check_sampling(sampling)
+        text, ids, salt = _parse_prompt(prompt)
         salt = cache_salt if cache_salt is not None else salt
-        sampling = self._check_sampling(sampling or self.default_sampling_params())
-        room = self._room(token_ids)
+        asked = sampling.max_tokens if strict_length else None
+        if ids is None and text is not None:
+            token_ids = self.encode_prompt(
+                text, add_special_tokens=add_special_tokens, max_tokens=asked
+            )
+        else:
+            token_ids = self._check_ids(ids)
+        if not token_ids:
+            raise RequestError("the prompt is empty, expected at least one token", param="prompt")
+        room = self._room(len(token_ids), asked)
+        if strict_length and asked is None:
+            sampling = msgspec.structs.replace(sampling, max_tokens=room)
         wanted = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
         seed = self._seed_source() if sampling.seed is None else sampling.seed
         array = np.asarray(token_ids, dtype=np.int32)
@@ -165,47 +185,18 @@ class InputProcessor:
         _utf8("prompt", text)
         return max(0, self.tokenizer.fewest_tokens(text) - 1)  # `encode` may drop a begin token
 
-    def encode_prompt(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """As `encode`. Raises `RequestTooLong`, at once for a text far too long."""
-        least = self.fewest_tokens(text)
-        if least >= self.max_model_len:
-            raise self._too_long(f"at least {least}")
+    def encode_prompt(
+        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> list[int]:
+        """As `encode`. Raises `RequestTooLong`, as `check_text_length` does. max_tokens: that must
+        fit, too; None: one token."""
+        self.check_text_length(text, max_tokens)
         return self.encode(text, add_special_tokens=add_special_tokens)
 
-    def _read(
-        self, prompt: Prompt, add_special_tokens: bool
-    ) -> tuple[str | None, list[int], str | None]:
-        """Text, token ids and cache salt of a prompt in any of its forms."""
-        salt: str | None = None
-        text: Any = None
-        ids: Any = None
-        if isinstance(prompt, str):
-            text = prompt
-        elif isinstance(prompt, Mapping):
-            for key in prompt:
-                if key not in _PROMPT_KEYS:
-                    raise RequestError(
-                        f"unknown prompt key '{key}': {nearest(str(key), _PROMPT_KEYS)}",
-                        param="prompt",
-                    )
-            text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-            salt = prompt.get("cache_salt")
-            if text is None and ids is None:
-                raise RequestError(
-                    "a prompt mapping must have 'prompt' or 'prompt_token_ids'", param="prompt"
-                )
-        else:
-            ids = prompt
-        if text is not None and not isinstance(text, str):
-            raise RequestError(
-                f"prompt must be a string, got {type(text).__name__}", param="prompt"
-            )
-        if ids is not None or text is None:
-            return text, self._check_ids(ids), salt
-        token_ids = self.encode_prompt(text, add_special_tokens=add_special_tokens)
-        if not token_ids:
-            raise RequestError("prompt is empty: it has no tokens", param="prompt")
-        return text, token_ids, salt
+    def check_text_length(self, text: str, max_tokens: int | None = None) -> None:
+        """Raise `RequestTooLong` for a text so long that it cannot fit, without tokenizing it."""
+        if least := self.fewest_tokens(text):
+            self._room(least, max_tokens, at_least=True)
 
     def _check_ids(self, ids: Any) -> list[int]:
         if isinstance(ids, np.ndarray):
@@ -215,41 +206,42 @@ class InputProcessor:
                 f"a prompt must be a string, token ids or a mapping, got {type(ids).__name__}",
                 param="prompt",
             )
-        if not ids:
-            raise RequestError("prompt_token_ids is empty", param="prompt")
-        for place, token in enumerate(ids):
-            if isinstance(token, bool) or not isinstance(token, int | np.integer):
-                raise RequestError(
-                    f"prompt_token_ids[{place}] must be an integer, got {token!r}", param="prompt"
-                )
-            if not 0 <= token < self.vocab_size:
-                raise RequestError(
-                    f"prompt_token_ids[{place}] is {token}, outside the vocabulary: expected 0 to "
-                    f"{self.vocab_size - 1}",
-                    param="prompt",
-                )
-        return [int(token) for token in ids]
+        if not set(map(type, ids)) <= {int}:  # a loop in C; the one below is for the rest
+            for place, token in enumerate(ids):
+                if isinstance(token, bool) or not isinstance(token, int | np.integer):
+                    raise RequestError(
+                        f"prompt_token_ids[{place}] must be an integer, got {token!r}",
+                        param="prompt",
+                    )
+        token_ids = [int(token) for token in ids]
+        check_token_ids("prompt", token_ids, self.vocab_size)
+        return token_ids
 
-    def _room(self, token_ids: list[int]) -> int:
-        room = self.max_model_len - len(token_ids)
-        if room < 1:
-            raise self._too_long(str(len(token_ids)))
-        return room
+    def _room(
+        self, num_prompt: int, max_tokens: int | None = None, *, at_least: bool = False
+    ) -> int:
+        """How many tokens fit behind a prompt. Raises `RequestTooLong` where `max_tokens` (None:
+        one) do not. at_least: `num_prompt` is a lower bound."""
+        total = num_prompt + (1 if max_tokens is None else max_tokens)
+        if total > self.max_sequence_tokens:
+            limit = f"the KV cache holds {self.max_sequence_tokens} tokens of one sequence"
+            if total > self.max_model_len:
+                limit = f"max_model_len is {self.max_model_len}"
+            raise RequestTooLong.of_prompt(
+                num_prompt, limit, max_tokens=max_tokens, at_least=at_least
+            )
+        return self.max_sequence_tokens - num_prompt
 
-    def _too_long(self, count: str) -> RequestTooLong:
-        return RequestTooLong(
-            f"the prompt has {count} tokens, which with one token to generate is more than "
-            f"max_model_len {self.max_model_len}",
-            param="prompt",
-            code="context_length_exceeded",
-        )
-
-    def _check_sampling(self, sampling: SamplingParams) -> SamplingParams:
-        if not isinstance(sampling, SamplingParams):
+    def _check_sampling(self, sampling: SamplingParams | None) -> SamplingParams:
+        """A checked copy, with what only the model's tokenizer knows."""
+        if sampling is None:
+            sampling = self.default_sampling_params()
+        elif isinstance(sampling, SamplingParams):
+            sampling = sampling.checked()
+        else:
             raise RequestError(
                 f"sampling_params must be SamplingParams, got {type(sampling).__name__}"
             )
-        sampling = sampling.checked()
         if sampling.stop and not sampling.detokenize:
             raise RequestError("stop strings need detokenize=True", param="stop")
         for name in ("stop", "bad_words"):
@@ -257,7 +249,7 @@ class InputProcessor:
                 _utf8(name, text)
         if sampling.bad_words:
             words = [ids for word in sampling.bad_words for ids in self._bad_word(word)]
-            sampling = msgspec.structs.replace(sampling, bad_words_token_ids=words)
+            sampling.bad_words_token_ids = words
         sampling.check_vocabulary(self.vocab_size)
         return sampling
 
@@ -266,6 +258,27 @@ class InputProcessor:
         bare = word.lstrip() or word
         ways = [self.encode(form, add_special_tokens=False) for form in (bare, " " + bare)]
         return [ids for place, ids in enumerate(ways) if ids and ids not in ways[:place]]
+
+
+def _parse_prompt(prompt: Any) -> tuple[str | None, Any, str | None]:
+    """Text, token ids (not checked yet) and cache salt of a prompt in any of its forms."""
+    if isinstance(prompt, str):
+        return prompt, None, None
+    if not isinstance(prompt, Mapping):
+        return None, prompt, None
+    for key in prompt:
+        if key not in _PROMPT_KEYS:
+            raise RequestError(
+                f"unknown prompt key '{key}': {nearest(str(key), _PROMPT_KEYS)}", param="prompt"
+            )
+    text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if text is None and ids is None:
+        raise RequestError(
+            "a prompt mapping must have 'prompt' or 'prompt_token_ids'", param="prompt"
+        )
+    if text is not None and not isinstance(text, str):
+        raise RequestError(f"prompt must be a string, got {type(text).__name__}", param="prompt")
+    return text, ids, prompt.get("cache_salt")
 
 
 def _priority(value: Any) -> int:

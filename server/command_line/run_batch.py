@@ -14,6 +14,7 @@ import os
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,7 +24,8 @@ from starlette.applications import Starlette
 from octavo.core.errors import ConfigError, EngineDeadError, OctavoError
 from octavo.core.registry import Registry
 from octavo.engine.process.process import EngineProcess
-from octavo.frontend.async_llm import AsyncLLM, Parts
+from octavo.frontend.async_engine import Parts
+from octavo.frontend.async_llm import AsyncLLM
 from octavo.frontend.process_client import parts
 from octavo.server.command_line.batch_file import (
     BadBatchFile,
@@ -39,8 +41,8 @@ from octavo.server.http.app import create_app
 from octavo.server.http.errors import ApiError
 from octavo.server.http.http_server import say
 from octavo.server.http.state import ServerState
+from octavo.server.openai.answer import AnswerParsers, make_parsers
 from octavo.server.operations.routes import OPERATIONS
-from octavo.server.process.engine import Engine
 from octavo.server.process.session import loop_factory, on_signals
 
 INTERRUPTED = 130
@@ -92,7 +94,10 @@ def main(args: argparse.Namespace) -> int:
                 return _conclude(results, len(requests))
             batch = Batch(args.input_file, results, args.max_concurrency)
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
-                status = runner.run(batch.run(engine_for(config, registry), config))
+                work = batch.run(
+                    engine_for(config, registry), config, partial(make_parsers, config, registry)
+                )
+                status = runner.run(work)
             return status or _conclude(results, len(requests))
     except BadBatchFile as error:
         for problem in error.problems:
@@ -112,7 +117,7 @@ def batch_urls() -> list[str]:
     return [op.path for op in OPERATIONS if op.method == "POST" and op.path.startswith("/v1/")]
 
 
-def engine_for(config: ServiceConfig, registry: Registry) -> Callable[[], Engine]:
+def engine_for(config: ServiceConfig, registry: Registry) -> Callable[[], AsyncLLM]:
     """Makes, in the loop, an engine in a process of its own."""
 
     async def make() -> Parts:
@@ -138,14 +143,19 @@ class Batch:
         self._numbers = itertools.count()
         self._stopped = False
 
-    async def run(self, make: Callable[[], Engine], config: ServiceConfig) -> int:
+    async def run(
+        self,
+        make: Callable[[], AsyncLLM],
+        config: ServiceConfig,
+        make_parsers: Callable[[], AnswerParsers] = AnswerParsers,
+    ) -> int:
         """0: every request has a result now; 130: interrupted. Raises what the start of the engine
         raises, and `EngineDeadError`."""
         # Nobody else sends requests: waiting here is not overload.
         unbounded = {"max_queued_requests": None, "max_queued_tokens": None}
         server = config.server.model_copy(update=unbounded)
         config = config.model_copy(update={"server": server})
-        app = create_app(make(), config)
+        app = create_app(make(), config, make_parsers=make_parsers)
         work = asyncio.ensure_future(self._work(app, config))
 
         def stop() -> None:

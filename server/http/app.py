@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 import octavo
+from octavo.frontend.async_llm import AsyncLLM
 from octavo.server.config import ServerConfig, ServiceConfig
 from octavo.server.http.errors import ApiError, from_exception
 from octavo.server.http.guard import Guard
@@ -22,14 +23,15 @@ from octavo.server.http.openapi import document
 from octavo.server.http.plugin_routes import described
 from octavo.server.http.security import OPEN_PATHS, ApiKeys
 from octavo.server.http.state import ServerState
+from octavo.server.openai.answer import AnswerParsers
 from octavo.server.operations.routes import OPERATIONS, Operation
-from octavo.server.process.engine import Engine
 
 
 def create_app(
-    llm: Engine,
+    llm: AsyncLLM,
     config: ServiceConfig,
     *,
+    make_parsers: Callable[[], AnswerParsers] = AnswerParsers,
     api_keys: Mapping[str, str] | None = None,
     on_loaded: Callable[[ServerState], None] | None = None,
     more_routes: Sequence[BaseRoute] = (),
@@ -38,7 +40,8 @@ def create_app(
     """The application over an engine that has not been started: the lifespan starts it in the
     background (until then /health answers 503) and shuts it down.
 
-    `app.state.server` is the `ServerState`. api_keys: name to key (see `security.load_keys`); when
+    `app.state.server` is the `ServerState`. make_parsers: called once the engine has started, for
+    the parsers that answers go through. api_keys: name to key (see `security.load_keys`); when
     there is any, every route but `security.OPEN_PATHS` wants one. on_loaded is called when loading
     has ended, well or not (`ServerState.failure`). more_routes: of plugins. worker: number of this
     API process among several.
@@ -51,7 +54,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        state = ServerState(llm, config, worker)
+        state = ServerState(llm, config, make_parsers, worker)
         app.state.server = state
         app.state.openapi = document(
             OPERATIONS,

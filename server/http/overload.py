@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from octavo.frontend.async_llm import AsyncLLM
 from octavo.server.config import ServerConfig
 from octavo.server.http.errors import ApiError, unavailable
-from octavo.server.process.engine import Engine
 
 
 class Queue:
@@ -17,7 +17,7 @@ class Queue:
     """
 
     def __init__(
-        self, llm: Engine, config: ServerConfig, on_refused: Callable[[str], None]
+        self, llm: AsyncLLM, config: ServerConfig, on_refused: Callable[[str], None]
     ) -> None:
         self._llm = llm
         self._max_requests = _share(config.max_queued_requests, config.api_workers)

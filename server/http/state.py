@@ -7,20 +7,21 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from octavo.core.errors import OctavoError
 from octavo.core.sampling_params import SamplingParams
+from octavo.frontend.async_llm import AsyncLLM
 from octavo.server.config import ServiceConfig
 from octavo.server.http.errors import ApiError, unavailable
 from octavo.server.http.large_body import LARGE, Threads
 from octavo.server.http.overload import Queue
-from octavo.server.openai.chats import Chats
+from octavo.server.openai.answer import AnswerParsers
 from octavo.server.openai.protocol.common import ModelCard, ModelList, shown
 from octavo.server.operations.dashboard.viewer import Viewer
 from octavo.server.operations.metrics import Metrics
-from octavo.server.process.engine import Engine
+from octavo.server.templates.chats import ChatRenderers
 
 logger = logging.getLogger("octavo.server")
 
@@ -35,17 +36,26 @@ def served_names(config: ServiceConfig) -> list[str]:
 
 
 class ServerState:
-    """One an API process, of which this is number `worker`. All methods run on the event loop's
-    thread."""
+    """One an API process. All methods run on the event loop's thread.
 
-    def __init__(self, llm: Engine, config: ServiceConfig, worker: int = 0) -> None:
+    make_parsers: called once the engine has started. worker: number of this API process.
+    """
+
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        config: ServiceConfig,
+        make_parsers: Callable[[], AnswerParsers] = AnswerParsers,
+        worker: int = 0,
+    ) -> None:
         self.llm, self.config = llm, config
+        self._make_parsers = make_parsers
         self.names = served_names(config)
         self.created = int(time.time())
         self.metrics = Metrics(llm, config, self.names[0], worker)
         self.viewer = Viewer()
         self.queue = Queue(llm, config.server, self.metrics.rejected)
-        self.chats = Chats(llm, config.server)
+        self.renderers = ChatRenderers(llm, config.server)
         self.threads = Threads()
         self.in_flight = 0
         """Generations under way."""
@@ -66,7 +76,8 @@ class ServerState:
         """Load the engine. Failure is kept in `failure`: /health then says why."""
         try:
             await self.llm.start()
-            self.chats.start()
+            self.renderers.start()
+            self.parsers = self._make_parsers()
             self.defaults: SamplingParams = self.llm.default_sampling_params()
             self._ready = True
         except Exception as error:
@@ -78,7 +89,7 @@ class ServerState:
 
     async def stop(self) -> None:
         """Stop the engine. One that does not stop in time (it is loading, or hangs) is left."""
-        await self.chats.close()
+        await self.renderers.close()
         self.threads.close()
         try:
             await asyncio.wait_for(self.llm.shutdown(), STOP_S)

@@ -1,21 +1,28 @@
 """From the text of an answer to reasoning, content and tool calls.
 
-`Plan` says for a request what its answers are read with; `AnswerReader` reads one choice, in pieces
-or whole, through the same streams.
+`AnswerParsers` are those that the configuration chose, `AnswerFormat` says what the answers to one
+request are read with, and `AnswerReader` reads one choice, in pieces or whole, through the same
+streams.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from octavo.core.config.models import AUTO
 from octavo.core.contracts.tokenizer import Tokenizer
 from octavo.core.sampling_params import SamplingParams
-from octavo.frontend.text.parsers import AnswerParsers
-from octavo.server.contracts.reasoning_parser import ReasoningStream, Split
+from octavo.server.config import ServiceConfig
+from octavo.server.contracts.reasoning_parser import (
+    ReasoningParser,
+    ReasoningParserContext,
+    ReasoningStream,
+    Split,
+)
 from octavo.server.contracts.tool_parser import (
     CallArguments,
     CallBegin,
@@ -23,12 +30,40 @@ from octavo.server.contracts.tool_parser import (
     Text,
     ToolEvent,
     ToolParser,
+    ToolParserContext,
     ToolStream,
     new_call_id,
 )
 from octavo.server.http.errors import ApiError
 from octavo.server.openai.forced_calls import NamedCall, RequiredCalls, forced_grammar
 from octavo.server.openai.protocol.tools import NO_CHOICE, Tool, ToolChoice
+
+if TYPE_CHECKING:
+    from octavo.core.registry import Registry
+
+
+class AnswerParsers(NamedTuple):
+    """The parsers that answers go through, where the configuration chose one."""
+
+    tool: ToolParser | None = None
+    reasoning: ReasoningParser | None = None
+
+
+def make_parsers(config: ServiceConfig, registry: Registry) -> AnswerParsers:
+    """The parsers that the configuration chooses, or that the user handed over."""
+
+    def make(kind: str, context: Any) -> Any:
+        choice = getattr(config.server, kind)
+        if choice is None and not registry.preferred(kind):
+            return None
+        selection = registry.select(kind, choice or AUTO, explicit=choice is not None)
+        return registry.create(selection, context)
+
+    source = config.model.source
+    return AnswerParsers(
+        make("tool_parser", ToolParserContext(source)),
+        make("reasoning_parser", ReasoningParserContext(source)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +92,7 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """It is whole."""
+    """The call is complete."""
 
     index: int
 
@@ -67,7 +102,7 @@ Event = Reasoning | Text | Begin | Arguments | End
 
 @dataclass
 class Call:
-    """A call put together."""
+    """A complete call."""
 
     id: str
     name: str
@@ -76,7 +111,7 @@ class Call:
 
 @dataclass
 class Answer:
-    """An answer put together."""
+    """A complete answer."""
 
     reasoning: str = ""
     content: str = ""
@@ -96,22 +131,24 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What a request's answers are read with. tools: those that may be called; structured: the
-    answer follows a grammar, so that it has no reasoning in front."""
+class AnswerFormat:
+    """What the answers to one request look like, and so what they are read with."""
 
     parsers: AnswerParsers
     tools: Sequence[Tool] = ()
+    """Those that may be called."""
     choice: ToolChoice = NO_CHOICE
     parallel: bool = True
+    """Whether an answer may have more than one call."""
     structured: bool = False
+    """Whether the answer follows a grammar, so that it has no reasoning in front."""
 
     @property
     def _tool_parser(self) -> ToolParser | None:
         return self.parsers.tool if self.choice.mode == "auto" else None
 
     def adjusted(self, params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
-        """The parameters with what reading the answers takes. Raises `ApiError`."""
+        """The parameters with what reading the answers needs. Raises `ApiError`."""
         changes: dict[str, Any] = {}
         shown = self._shown_tokens(tokenizer) if params.skip_special_tokens else []
         if shown:
@@ -130,12 +167,12 @@ class Plan:
 
     @property
     def reads_something(self) -> bool:
-        """Whether anything is told from the text."""
+        """Whether reasoning or tool calls are parsed from the text."""
         return self.reads_reasoning or self.choice.forced or self._tool_parser is not None
 
     @property
     def reads_reasoning(self) -> bool:
-        """Whether reasoning is told from content."""
+        """Whether reasoning is parsed from the text."""
         free = not self.structured and not self.choice.forced
         return self.parsers.reasoning is not None and free
 
@@ -174,7 +211,7 @@ class Plan:
 
 
 class AnswerReader:
-    """Reads one choice. most_calls: calls beyond so many are left out. calls: begun so far."""
+    """Reads one choice. most_calls: calls after that many are dropped."""
 
     def __init__(
         self,
@@ -187,9 +224,10 @@ class AnswerReader:
         self._reasoning, self._tools, self._new_id = reasoning, tools, new_id
         self._most = most_calls
         self.calls = 0
+        """Calls begun so far."""
 
     def feed(self, text: str, finish_reason: str | None) -> list[Event]:
-        """What more of the text adds; with a finish_reason it is the last."""
+        """The events of more text; with a finish_reason, the text is complete."""
         split = Split(content=text)
         if self._reasoning is not None:
             split = self._reasoning.feed(text)
@@ -205,11 +243,11 @@ class AnswerReader:
         return events + [named for event in found if (named := self._named(event)) is not None]
 
     def finish_reason(self, given: str | None) -> str | None:
-        """OpenAI's reason for an answer that ended so."""
+        """OpenAI's finish_reason for the engine's."""
         return "tool_calls" if given == "stop" and self.calls else given
 
     def _named(self, event: ToolEvent) -> Event | None:
-        """With the call's number and id; None for one that is left out."""
+        """An event with the call's number and id; None when the call is dropped."""
         if isinstance(event, Text):
             return event
         if isinstance(event, CallBegin):

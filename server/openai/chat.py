@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from octavo.core.sampling_params import SamplingParams
+from octavo.frontend.outputs import CompletionOutput, PromptLogprobs, RequestOutput
 from octavo.server.contracts.tool_parser import Text
-from octavo.server.http.endpoint import DataEvents, has_more
 from octavo.server.http.large_body import MANY_MESSAGES
 from octavo.server.http.state import ServerState
 from octavo.server.openai.answer import (
     Answer,
+    AnswerFormat,
     AnswerReader,
     Arguments,
     Begin,
     Event,
-    Plan,
     Reasoning,
 )
-from octavo.server.openai.generation import GivenPrompt, GivenText, Job, hides_last
+from octavo.server.openai.generation import ChunkedGeneration
 from octavo.server.openai.protocol.chat import (
     CalledFunction,
     ChatChoice,
@@ -35,38 +36,9 @@ from octavo.server.openai.protocol.chat import (
     ToolCallDelta,
 )
 from octavo.server.openai.protocol.common import Usage
-from octavo.server.openai.tokens import TokenTexts, chat_logprobs, prompt_logprobs
-from octavo.server.process.engine import Choice, Output, TokenLogprob
+from octavo.server.openai.tokens import TokenTexts, chat_logprobs, hides_last, prompt_logprobs
 
 ROLE = "assistant"
-
-
-class Chat:
-    """The endpoint."""
-
-    request = ChatRequest
-    prefix = "chatcmpl-"
-
-    def params(self, state: ServerState, body: ChatRequest) -> SamplingParams:
-        params = body.sampling_params(state.defaults, state.llm.inputs.vocab_size)
-        return plan_for(state, body, params).adjusted(params, state.llm.tokenizer)
-
-    async def prompts(self, state: ServerState, body: ChatRequest) -> list[GivenPrompt]:
-        return [GivenText(await render(state, body), body.add_special_tokens)]
-
-    def writer(self, state: ServerState, job: Job) -> ChatWriter:
-        return ChatWriter(state, job)
-
-
-def plan_for(state: ServerState, body: ChatRequest, params: SamplingParams) -> Plan:
-    """What the answers of a chat are read with."""
-    return Plan(
-        state.llm.inputs.parsers,
-        body.tools or (),
-        body.choice,
-        parallel=body.parallel_tool_calls,
-        structured=params.structured_outputs is not None,
-    )
 
 
 async def render(state: ServerState, body: TemplateFields) -> str:
@@ -76,30 +48,49 @@ async def render(state: ServerState, body: TemplateFields) -> str:
     messages = await state.threads.if_large(
         len(body.messages) > MANY_MESSAGES, lambda: [each.for_template() for each in body.messages]
     )
-    return await state.chats.render(messages, arguments)
+    return await state.renderers.render(messages, arguments)
 
 
-class ChatWriter(DataEvents):
-    """Writes the choices of one conversation."""
+class ChatGeneration(ChunkedGeneration[ChatRequest]):
+    """Answers one conversation."""
 
-    def __init__(self, state: ServerState, job: Job) -> None:
-        assert isinstance(job.body, ChatRequest), "a chat job"
-        super().__init__(job)
-        self._state, self._body = state, job.body
-        self._plan = plan_for(state, job.body, job.params[0])
+    request = ChatRequest
+    prefix = "chatcmpl-"
+
+    def __init__(self, state: ServerState, body: ChatRequest, **facts: Any) -> None:
+        super().__init__(state, body, **facts)
         self._texts = TokenTexts(
             state.llm.tokenizer,
-            as_ids=job.body.return_tokens_as_token_ids,
-            hide_special=job.body.skip_special_tokens,
+            as_ids=body.return_tokens_as_token_ids,
+            hide_special=body.skip_special_tokens,
         )
-        self._prompt_entries: Sequence[Mapping[int, TokenLogprob] | None] = ()
+        self._prompt_logprobs: PromptLogprobs = []
         self._readers: dict[int, AnswerReader] = {}
 
-    def add_prompt(self, prompt: int, output: Output) -> None:
-        if output.prompt_logprobs is not None and not self._prompt_entries:
-            self._prompt_entries = output.prompt_logprobs
+    def sampling_params(self) -> SamplingParams:
+        body = self.body
+        params = body.sampling_params(self.state.defaults)
+        self._format = AnswerFormat(
+            self.state.parsers,
+            body.tools or (),
+            body.choice,
+            parallel=body.parallel_tool_calls,
+            structured=params.structured_outputs is not None,
+        )
+        return self._format.adjusted(params, self.state.llm.tokenizer)
 
-    def chunks(self, prompt: int, output: Output) -> list[ChatChunk]:
+    async def given_prompts(self) -> list[str | list[int]]:
+        return [await render(self.state, self.body)]
+
+    @property
+    def add_special_tokens(self) -> bool:
+        return self.body.add_special_tokens
+
+    def add_prompt(self, prompt: int, output: RequestOutput) -> None:
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs = self._prompt_logprobs or output.prompt_logprobs
+
+    def chunks(self, prompt: int, output: RequestOutput) -> list[ChatChunk]:
         chunks = []
         for choice in output.outputs:
             reader = self._readers.get(choice.index)
@@ -107,7 +98,7 @@ class ChatWriter(DataEvents):
                 reader = self._readers[choice.index] = self._reader()
                 chunks.append(self._opening(choice.index))
             delta = self._delta(reader.feed(choice.text, choice.finish_reason))
-            if delta.model_fields_set or has_more(choice) or self._body.return_token_ids:
+            if delta.model_fields_set or self.has_more(choice) or self.body.return_token_ids:
                 chunks.append(self._chunk([self._chunk_choice(choice, delta, reader)]))
         return chunks
 
@@ -116,28 +107,27 @@ class ChatWriter(DataEvents):
         chunk.usage = usage
         return chunk
 
-    def answer(self, choices: Mapping[tuple[int, int], Choice], usage: Usage) -> ChatResponse:
-        job = self._job
+    def answer(self, choices: Mapping[tuple[int, int], CompletionOutput]) -> ChatResponse:
         response = ChatResponse(
-            id=job.answer_id,
+            id=self.answer_id,
             object="chat.completion",
-            created=job.created,
-            model=job.model,
+            created=self.created,
+            model=self.model,
             choices=[self._choice(index, choice) for (_, index), choice in choices.items()],
-            usage=usage,
+            usage=self.usage(),
         )
-        if self._body.prompt_logprobs is not None:
+        if self.body.prompt_logprobs is not None:
             response.prompt_logprobs = prompt_logprobs(
-                self._prompt_entries, self._state.llm.tokenizer
+                self._prompt_logprobs, self.state.llm.tokenizer
             )
-        if self._body.return_token_ids:
-            response.prompt_token_ids = job.prompts[0].token_ids
+        if self.body.return_token_ids:
+            response.prompt_token_ids = self.prompts[0].token_ids
         return response
 
     def _reader(self) -> AnswerReader:
-        return self._plan.reader(self._job.prompts[0].text or "", self._body.continued)
+        return self._format.reader(self.prompts[0].prompt or "", self.body.continued)
 
-    def _choice(self, index: int, choice: Choice) -> ChatChoice:
+    def _choice(self, index: int, choice: CompletionOutput) -> ChatChoice:
         reader, answer = self._reader(), Answer()
         answer.add(reader.feed(choice.text, choice.finish_reason))
         item = ChatChoice(
@@ -147,14 +137,14 @@ class ChatWriter(DataEvents):
             finish_reason=reader.finish_reason(choice.finish_reason),
             stop_reason=choice.stop_reason,
         )
-        if self._body.return_token_ids:
+        if self.body.return_token_ids:
             item.token_ids = list(choice.token_ids)
         return item
 
     def _message(self, answer: Answer) -> ChatMessage:
         content = None if answer.calls and not answer.content else answer.content
         message = ChatMessage(role=ROLE, content=content, refusal=None)
-        if self._plan.reads_reasoning and self._body.include_reasoning:
+        if self._format.reads_reasoning and self.body.include_reasoning:
             message.reasoning_content = answer.reasoning or None
         if answer.calls:
             message.tool_calls = [
@@ -173,7 +163,7 @@ class ChatWriter(DataEvents):
         calls: dict[int, ToolCallDelta] = {}
         for each in events:
             match each:
-                case Reasoning() if self._body.include_reasoning:
+                case Reasoning() if self.body.include_reasoning:
                     delta.reasoning_content = (delta.reasoning_content or "") + each.text
                 case Text():
                     delta.content = (delta.content or "") + each.text
@@ -198,11 +188,13 @@ class ChatWriter(DataEvents):
         chunk = self._chunk(
             [ChatChunkChoice(index=index, delta=delta, logprobs=None, finish_reason=None)]
         )
-        if self._body.return_token_ids:
-            chunk.prompt_token_ids = self._job.prompts[0].token_ids
+        if self.body.return_token_ids:
+            chunk.prompt_token_ids = self.prompts[0].token_ids
         return chunk
 
-    def _chunk_choice(self, choice: Choice, delta: Delta, reader: AnswerReader) -> ChatChunkChoice:
+    def _chunk_choice(
+        self, choice: CompletionOutput, delta: Delta, reader: AnswerReader
+    ) -> ChatChunkChoice:
         item = ChatChunkChoice(
             index=choice.index,
             delta=delta,
@@ -211,22 +203,21 @@ class ChatWriter(DataEvents):
         )
         if choice.finish_reason is not None:
             item.stop_reason = choice.stop_reason
-        if self._body.return_token_ids:
+        if self.body.return_token_ids:
             item.token_ids = list(choice.token_ids)
         return item
 
     def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
-        job = self._job
         return ChatChunk(
-            id=job.answer_id,
+            id=self.answer_id,
             object="chat.completion.chunk",
-            created=job.created,
-            model=job.model,
+            created=self.created,
+            model=self.model,
             choices=choices,
         )
 
-    def _logprobs(self, choice: Choice) -> ChatLogprobs | None:
-        count = self._body.num_logprobs
+    def _logprobs(self, choice: CompletionOutput) -> ChatLogprobs | None:
+        count = self.body.num_logprobs
         if count is None:
             return None
         return chat_logprobs(
@@ -234,5 +225,5 @@ class ChatWriter(DataEvents):
             choice.logprobs or (),
             count,
             self._texts,
-            hide_last=hides_last(self._body, choice.finish_reason, choice.stop_reason),
+            hide_last=hides_last(self.body, choice.finish_reason, choice.stop_reason),
         )

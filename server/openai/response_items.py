@@ -1,4 +1,4 @@
-"""The output of `/v1/responses`: items that grow, and the events that tell so."""
+"""The output of `/v1/responses`: items that grow, and an event for each change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from octavo.server.openai.protocol.responses import (
     ReasoningText,
 )
 
-Told = tuple[str, dict[str, Any]]
+ItemEvent = tuple[str, dict[str, Any]]
 """An event's type and what it holds."""
 
 
@@ -37,7 +37,9 @@ class Items:
         items = (item for item in self.items if isinstance(item, ReasoningItem))
         return "".join(part.text for item in items for part in item.content)
 
-    def add(self, events: Iterable[Event], logprobs: Sequence[TokenLogprob] = ()) -> Iterator[Told]:
+    def add(
+        self, events: Iterable[Event], logprobs: Sequence[TokenLogprob] = ()
+    ) -> Iterator[ItemEvent]:
         """logprobs: of the tokens that the text came with."""
         self._logprobs += logprobs
         for event in events:
@@ -59,25 +61,25 @@ class Items:
                     yield self._begin(call)
                 case Arguments():
                     self._text.append(event.text)
-                    yield self._tell("response.function_call_arguments.delta", delta=event.text)
+                    yield self._event("response.function_call_arguments.delta", delta=event.text)
                 case End():
                     yield from self.close("completed")
 
-    def finish(self, status: str) -> Iterator[Told]:
-        """No more comes. An answer that says nothing has an empty message."""
+    def finish(self, status: str) -> Iterator[ItemEvent]:
+        """The answer is complete. An empty answer has an empty message."""
         if not self.items:
             yield from self._grow(OutputMessage, "")
         yield from self.close(status)
 
-    def close(self, status: str) -> Iterator[Told]:
-        """The open item is done."""
+    def close(self, status: str) -> Iterator[ItemEvent]:
+        """End the open item."""
         item, text = self._open, "".join(self._text)
         if item is None:
             return
         item.status = status
         if isinstance(item, FunctionCallItem):
             item.arguments = text
-            yield self._tell(
+            yield self._event(
                 "response.function_call_arguments.done", name=item.name, arguments=text
             )
         else:
@@ -86,10 +88,10 @@ class Items:
             if isinstance(part, OutputText):
                 part.logprobs += self._logprobs
                 self._logprobs = []
-                yield self._tell("response.output_text.done", 0, text=text, logprobs=part.logprobs)
+                yield self._event("response.output_text.done", 0, text=text, logprobs=part.logprobs)
             else:
-                yield self._tell("response.reasoning_text.done", 0, text=text)
-            yield self._tell("response.content_part.done", 0, part=part.model_copy())
+                yield self._event("response.reasoning_text.done", 0, text=text)
+            yield self._event("response.content_part.done", 0, part=part.model_copy())
         yield "response.output_item.done", {"output_index": self._index, "item": item}
         self._open, self._text = None, []
 
@@ -97,20 +99,20 @@ class Items:
     def _index(self) -> int:
         return len(self.items) - 1
 
-    def _grow(self, kind: type[OutputMessage | ReasoningItem], text: str) -> Iterator[Told]:
+    def _grow(self, kind: type[OutputMessage | ReasoningItem], text: str) -> Iterator[ItemEvent]:
         if not isinstance(self._open, kind):
             yield from self.close("completed")
             yield from self._begin_text(kind)
         self._text.append(text)
         if kind is ReasoningItem:
-            yield self._tell("response.reasoning_text.delta", 0, delta=text)
+            yield self._event("response.reasoning_text.delta", 0, delta=text)
         elif text:
             assert isinstance(self._open, OutputMessage), "text belongs to messages"
             new, self._logprobs = self._logprobs, []
             self._open.content[0].logprobs += new
-            yield self._tell("response.output_text.delta", 0, delta=text, logprobs=new)
+            yield self._event("response.output_text.delta", 0, delta=text, logprobs=new)
 
-    def _begin_text(self, kind: type[OutputMessage | ReasoningItem]) -> Iterator[Told]:
+    def _begin_text(self, kind: type[OutputMessage | ReasoningItem]) -> Iterator[ItemEvent]:
         item: OutputMessage | ReasoningItem
         part: OutputText | ReasoningText
         if kind is ReasoningItem:
@@ -127,15 +129,15 @@ class Items:
             part = OutputText(type="output_text", text="", annotations=[], logprobs=[])
             yield self._begin(item)
             item.content = [part]
-        yield self._tell("response.content_part.added", 0, part=part.model_copy(deep=True))
+        yield self._event("response.content_part.added", 0, part=part.model_copy(deep=True))
 
-    def _begin(self, item: Item) -> Told:
+    def _begin(self, item: Item) -> ItemEvent:
         self.items.append(item)
         self._open, self._text = item, []
         added = item.model_copy()
         return "response.output_item.added", {"output_index": self._index, "item": added}
 
-    def _tell(self, kind: str, content_index: int | None = None, **what: Any) -> Told:
+    def _event(self, kind: str, content_index: int | None = None, **what: Any) -> ItemEvent:
         assert self._open is not None, "an item is open"
         place: dict[str, Any] = {"item_id": self._open.id, "output_index": self._index}
         if content_index is not None:

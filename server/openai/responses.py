@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from octavo.core.sampling_params import SamplingParams
+from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.server.http.errors import ApiError
 from octavo.server.http.large_body import MANY_MESSAGES
 from octavo.server.http.state import ServerState
-from octavo.server.openai.answer import AnswerReader, Plan
-from octavo.server.openai.generation import GivenPrompt, GivenText, Job, hides_last
+from octavo.server.openai.answer import AnswerFormat, AnswerReader
+from octavo.server.openai.generation import Generation
 from octavo.server.openai.protocol.chat import TokenLogprob
-from octavo.server.openai.protocol.common import Usage
 from octavo.server.openai.protocol.responses import (
     FailedBecause,
     IncompleteBecause,
@@ -23,31 +24,47 @@ from octavo.server.openai.protocol.responses import (
     ResponsesRequest,
     ResponsesUsage,
 )
-from octavo.server.openai.response_items import Items, Told
+from octavo.server.openai.response_items import ItemEvent, Items
 from octavo.server.openai.responses_input import to_messages
-from octavo.server.openai.tokens import TokenTexts, chat_logprobs
-from octavo.server.process.engine import Choice, Output
+from octavo.server.openai.tokens import TokenTexts, chat_logprobs, hides_last
 
 
-class Responses:
-    """The endpoint."""
+class ResponseGeneration(Generation[ResponsesRequest]):
+    """Answers one list of items."""
 
     request = ResponsesRequest
     prefix = "resp_"
 
-    def params(self, state: ServerState, body: ResponsesRequest) -> SamplingParams:
-        params = body.sampling_params(state.defaults, state.llm.inputs.vocab_size)
-        plan = plan_for(state, body, params)
-        if body.num_logprobs is not None and plan.reads_something:
+    def __init__(self, state: ServerState, body: ResponsesRequest, **facts: Any) -> None:
+        super().__init__(state, body, **facts)
+        self._texts = TokenTexts(
+            state.llm.tokenizer, as_ids=False, hide_special=body.skip_special_tokens
+        )
+        self._items = Items()
+        self._reader: AnswerReader | None = None
+        self._finish_reason: str | None = None
+        self._number = 0
+
+    def sampling_params(self) -> SamplingParams:
+        body = self.body
+        params = body.sampling_params(self.state.defaults)
+        self._format = AnswerFormat(
+            self.state.parsers,
+            body.chat_tools(),
+            body.choice,
+            parallel=body.parallel_tool_calls,
+            structured=params.structured_outputs is not None,
+        )
+        if body.num_logprobs is not None and self._format.reads_something:
             raise ApiError(
-                "include: logprobs are not available where tool calls or reasoning are told from "
-                "the text",
+                "include: logprobs cannot be combined with tool calls or a reasoning parser",
                 param="include",
                 code="invalid_value",
             )
-        return plan.adjusted(params, state.llm.tokenizer)
+        return self._format.adjusted(params, self.state.llm.tokenizer)
 
-    async def prompts(self, state: ServerState, body: ResponsesRequest) -> list[GivenPrompt]:
+    async def given_prompts(self) -> list[str | list[int]]:
+        state, body = self.state, self.body
         arguments = {
             "tools": [tool.for_template() for tool in body.chat_tools()] or None,
             "add_generation_prompt": True,
@@ -56,42 +73,9 @@ class Responses:
         }
         many = len(body.input) > MANY_MESSAGES and not isinstance(body.input, str)
         messages = await state.threads.if_large(many, lambda: to_messages(body))
-        return [GivenText(await state.chats.render(messages, arguments), False)]
+        return [await state.renderers.render(messages, arguments)]
 
-    def writer(self, state: ServerState, job: Job) -> ResponsesWriter:
-        return ResponsesWriter(state, job)
-
-
-def plan_for(state: ServerState, body: ResponsesRequest, params: SamplingParams) -> Plan:
-    """What the answer is read with."""
-    return Plan(
-        state.llm.inputs.parsers,
-        body.chat_tools(),
-        body.choice,
-        parallel=body.parallel_tool_calls,
-        structured=params.structured_outputs is not None,
-    )
-
-
-class ResponsesWriter:
-    """Writes one response."""
-
-    def __init__(self, state: ServerState, job: Job) -> None:
-        assert isinstance(job.body, ResponsesRequest), "a job of this endpoint"
-        self._state, self._job, self._body = state, job, job.body
-        self._plan = plan_for(state, job.body, job.params[0])
-        self._texts = TokenTexts(
-            state.llm.tokenizer, as_ids=False, hide_special=job.body.skip_special_tokens
-        )
-        self._items = Items()
-        self._reader: AnswerReader | None = None
-        self._finish_reason: str | None = None
-        self._number = 0
-
-    def add_prompt(self, prompt: int, output: Output) -> None:
-        """A response has nothing of the prompt."""
-
-    def answer(self, choices: Mapping[tuple[int, int], Choice], usage: Usage) -> ResponsesAnswer:
+    def answer(self, choices: Mapping[tuple[int, int], CompletionOutput]) -> ResponsesAnswer:
         (choice,) = choices.values()
         for _ in self._read(choice):
             pass
@@ -99,12 +83,12 @@ class ResponsesWriter:
             pass
         return self._response(self._status)
 
-    def events(self, prompt: int, output: Output) -> bytes:
-        told: list[Told] = []
+    def events(self, prompt: int, output: RequestOutput) -> bytes:
+        found: list[ItemEvent] = []
         if self._number == 0:
-            told.append(("response.created", {"response": self._response("in_progress")}))
-            told.append(("response.in_progress", {"response": self._response("in_progress")}))
-        data = self._encoded(told)
+            found.append(("response.created", {"response": self._response("in_progress")}))
+            found.append(("response.in_progress", {"response": self._response("in_progress")}))
+        data = self._encoded(found)
         for choice in output.outputs:
             data += self._encoded(self._read(choice))
         return data
@@ -121,9 +105,9 @@ class ResponsesWriter:
         response.error = FailedBecause(code=code, message=error.message)
         return data + self._encoded([("response.failed", {"response": response})])
 
-    def _read(self, choice: Choice) -> Iterable[Told]:
+    def _read(self, choice: CompletionOutput) -> Iterable[ItemEvent]:
         if self._reader is None:
-            self._reader = self._plan.reader(self._job.prompts[0].text or "", "")
+            self._reader = self._format.reader(self.prompts[0].prompt or "", "")
         self._finish_reason = choice.finish_reason
         events = self._reader.feed(choice.text, choice.finish_reason)
         return self._items.add(events, self._logprobs(choice))
@@ -132,25 +116,24 @@ class ResponsesWriter:
     def _status(self) -> str:
         return "incomplete" if self._finish_reason == "length" else "completed"
 
-    def _encoded(self, told: Iterable[Told]) -> bytes:
+    def _encoded(self, events: Iterable[ItemEvent]) -> bytes:
         data = b""
-        for kind, what in told:
+        for kind, what in events:
             event = ResponsesEvent(type=kind, sequence_number=self._number, **what)
             self._number += 1
             data += b"event: " + kind.encode() + b"\ndata: " + event.encode() + b"\n\n"
         return data
 
     def _response(self, status: str) -> ResponsesAnswer:
-        job, body = self._job, self._body
-        params = job.params[0]
+        body, params = self.body, self.prompts[0].sampling
         ended = status != "in_progress"
         text = body.text.model_dump(by_alias=True, exclude_none=True) if body.text else {}
         choice = body.choice
         named = {"type": "function", "name": choice.name}
         return ResponsesAnswer(
-            id=job.answer_id,
+            id=self.answer_id,
             object="response",
-            created_at=job.created,
+            created_at=self.created,
             completed_at=int(time.time()) if status == "completed" else None,
             status=status,  # type: ignore[arg-type]
             background=False,
@@ -161,7 +144,7 @@ class ResponsesWriter:
             instructions=body.instructions,
             max_output_tokens=body.max_output_tokens,
             metadata=body.metadata or {},
-            model=job.model,
+            model=self.model,
             output=list(self._items.items) if ended else [],
             parallel_tool_calls=body.parallel_tool_calls,
             previous_response_id=None,
@@ -175,12 +158,12 @@ class ResponsesWriter:
             top_logprobs=body.top_logprobs or 0,
             top_p=params.top_p,
             truncation="disabled",
-            usage=self._usage() if ended else None,
+            usage=self._token_usage() if ended else None,
             user=body.user,
         )
 
-    def _usage(self) -> ResponsesUsage:
-        usage = self._job.usage()
+    def _token_usage(self) -> ResponsesUsage:
+        usage = self.usage()
         details = usage.prompt_tokens_details
         return ResponsesUsage(
             input_tokens=usage.prompt_tokens,
@@ -194,11 +177,11 @@ class ResponsesWriter:
 
     def _reasoning_tokens(self) -> int:
         text = self._items.reasoning
-        encode = self._state.llm.tokenizer.encode
+        encode = self.state.llm.tokenizer.encode
         return len(encode(text, add_special_tokens=False)) if text else 0
 
-    def _logprobs(self, choice: Choice) -> list[TokenLogprob]:
-        count = self._body.num_logprobs
+    def _logprobs(self, choice: CompletionOutput) -> list[TokenLogprob]:
+        count = self.body.num_logprobs
         if count is None:
             return []
         return chat_logprobs(
@@ -206,7 +189,7 @@ class ResponsesWriter:
             choice.logprobs or (),
             count,
             self._texts,
-            hide_last=hides_last(self._body, choice.finish_reason, choice.stop_reason),
+            hide_last=hides_last(self.body, choice.finish_reason, choice.stop_reason),
         ).content
 
 

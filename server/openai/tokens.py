@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.core.contracts.tokenizer import Tokenizer
+from octavo.frontend.outputs import Logprob
 from octavo.server.openai.protocol import chat
 from octavo.server.openai.protocol.completions import CompletionLogprobs
-from octavo.server.process.engine import TokenLogprob
+from octavo.server.openai.protocol.sampling import SamplingRequest
 
 MIN_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot hold."""
 
-Entries = Mapping[int, TokenLogprob]
+Entries = Mapping[int, Logprob]
 
 
 def label(data: bytes) -> str:
@@ -140,3 +141,9 @@ def prompt_logprobs(
         }
         for position in entries
     ]
+
+
+def hides_last(body: SamplingRequest, finish: str | None, stop: int | str | None) -> bool:
+    """Whether the last token ended the answer and is not part of its text."""
+    by_token = finish == "stop" and not isinstance(stop, str)
+    return by_token and not (body.include_stop_str_in_output and stop is not None)

@@ -9,6 +9,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 import octavo
+from octavo.core.errors import RequestError
+from octavo.core.sampling_params import check_token_ids
 from octavo.server.http.body import parsed, read_body
 from octavo.server.http.errors import ApiError, from_exception
 from octavo.server.http.large_body import MANY_IDS
@@ -16,7 +18,7 @@ from octavo.server.http.openapi import page
 from octavo.server.http.state import ServerState
 from octavo.server.openai.chat import render
 from octavo.server.openai.protocol import common
-from octavo.server.openai.protocol.common import parse, shown
+from octavo.server.openai.protocol.common import parse
 from octavo.server.openai.protocol.tokens import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -68,8 +70,8 @@ async def timeline(request: Request) -> Response:
     events = await state.llm.timeline(request_id)
     if events is None:
         raise ApiError(
-            f"nothing is recorded of a request '{request_id}': it is unknown or too long ago, or"
-            " observability.timelines is 0",
+            f"no timeline of request '{request_id}': it is unknown or too old, or "
+            "observability.timelines is 0",
             status=404,
             code="not_found",
         )
@@ -84,7 +86,7 @@ async def reset_prefix_cache(request: Request) -> Response:
 
 
 async def openapi(request: Request) -> Response:
-    """With the prefix that a proxy takes off, where there is one."""
+    """The description, with the path prefix that a proxy strips, if any."""
     root = request.scope.get("root_path", "")
     servers = {"servers": [{"url": root}]} if root else {}
     return JSONResponse(request.app.state.openapi | servers)
@@ -168,12 +170,8 @@ async def detokenize(request: Request) -> Response:
 
 
 def _text(state: ServerState, tokens: Sequence[int]) -> str:
-    top = state.llm.inputs.vocab_size - 1
-    wrong = next((token for token in tokens if not 0 <= token <= top), None)
-    if wrong is not None:
-        raise ApiError(
-            f"tokens has token id {shown(wrong)}, expected 0 to {top}",
-            param="tokens",
-            code="invalid_value",
-        )
+    try:
+        check_token_ids("tokens", tokens, state.llm.inputs.vocab_size)
+    except RequestError as error:
+        raise from_exception(error) from None
     return state.llm.tokenizer.decode(tokens, skip_special_tokens=False)

@@ -12,11 +12,12 @@ from types import TracebackType
 from typing import Self
 
 from octavo.core.config.models import ImplementationConfig
+from octavo.frontend.async_llm import AsyncLLM
+from octavo.frontend.outputs import RequestOutput
 from octavo.plugins.observers.prometheus.board import Board
 from octavo.plugins.observers.prometheus.exposition import Exposition, report_info
 from octavo.server.config import ServiceConfig
 from octavo.server.http.errors import ApiError
-from octavo.server.process.engine import Engine, Output
 
 OBSERVER = "prometheus"
 
@@ -45,7 +46,7 @@ class Metrics:
     """The metrics of a server, seen from one API process. worker: which one it is."""
 
     def __init__(
-        self, llm: Engine, config: ServiceConfig, model_name: str, worker: int = 0
+        self, llm: AsyncLLM, config: ServiceConfig, model_name: str, worker: int = 0
     ) -> None:
         self.board = board_of(config)
         self._llm, self._config, self._model_name = llm, config, model_name
@@ -158,7 +159,7 @@ class Tally:
         self._open, self._worst = n, 0
         self.begun = self.refused = False
 
-    def add(self, output: Output) -> None:
+    def add(self, output: RequestOutput) -> None:
         """An output with what is new, as the server got it."""
         now, metrics, last = perf_counter(), self._metrics, self._last
         if not self.begun:

@@ -11,10 +11,10 @@ from starlette.responses import Response
 
 from octavo.server.http.endpoint import Handler
 from octavo.server.openai import utility
-from octavo.server.openai.chat import Chat
-from octavo.server.openai.completions import Completions
+from octavo.server.openai.chat import ChatGeneration
+from octavo.server.openai.completions import CompletionGeneration
 from octavo.server.openai.protocol import chat, common, completions, responses, tokens
-from octavo.server.openai.responses import Responses
+from octavo.server.openai.responses import ResponseGeneration
 from octavo.server.operations.dashboard.data import data
 from octavo.server.operations.dashboard.page import page
 
@@ -44,7 +44,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "POST",
         "/v1/chat/completions",
-        Handler(Chat()).handle,
+        Handler(ChatGeneration).handle,
         "Answer a conversation.",
         (chat.ChatRequest,),
         chat.ChatResponse,
@@ -53,7 +53,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "POST",
         "/v1/responses",
-        Handler(Responses()).handle,
+        Handler(ResponseGeneration).handle,
         "Answer items, with OpenAI's newer protocol; nothing is stored.",
         (responses.ResponsesRequest,),
         responses.ResponsesAnswer,
@@ -62,7 +62,7 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "POST",
         "/v1/completions",
-        Handler(Completions()).handle,
+        Handler(CompletionGeneration).handle,
         "Continue prompts.",
         (completions.CompletionRequest,),
         completions.CompletionResponse,

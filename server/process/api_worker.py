@@ -11,6 +11,7 @@ import contextlib
 import logging
 import socket
 import sys
+from functools import partial
 from typing import Any
 
 from octavo.core.registry import Registry
@@ -23,6 +24,7 @@ from octavo.kernels.child_process import end_with_parent
 from octavo.server.config import service_config
 from octavo.server.http.plugin_routes import plugin_routes
 from octavo.server.http.state import ServerState, served_names
+from octavo.server.openai.answer import make_parsers
 from octavo.server.operations import control
 from octavo.server.process.session import Session, on_signals, run_loop
 
@@ -74,6 +76,7 @@ async def work(channel: socket.socket, listener: socket.socket) -> int:
         listener,
         begin.api_keys,
         loaded,
+        make_parsers=partial(make_parsers, config, registry),
         more_routes=more,
         worker=begin.index,
     )

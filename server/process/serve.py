@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -23,7 +24,8 @@ import octavo
 from octavo.core.errors import ConfigError, OctavoError
 from octavo.core.registry import Registry
 from octavo.engine.process.process import EngineProcess
-from octavo.frontend.async_llm import AsyncLLM, Parts
+from octavo.frontend.async_engine import Parts
+from octavo.frontend.async_llm import AsyncLLM
 from octavo.frontend.process_client import parts
 from octavo.plugins.observers.prometheus.board import Board
 from octavo.server.config import ServiceConfig
@@ -31,10 +33,10 @@ from octavo.server.http.http_server import say
 from octavo.server.http.plugin_routes import plugin_routes
 from octavo.server.http.security import load_keys
 from octavo.server.http.state import ServerState, served_names
+from octavo.server.openai.answer import AnswerParsers, make_parsers
 from octavo.server.operations.control import Loaded
 from octavo.server.operations.metrics import with_board
 from octavo.server.operations.stats_log import logged_stats
-from octavo.server.process.engine import Engine
 from octavo.server.process.listen import (
     address_of,
     bind,
@@ -98,7 +100,15 @@ def _serve_one(
 
     llm = AsyncLLM.from_parts(make)
     more = plugin_routes(config, registry, llm, served_names(config))
-    return serve(llm, config, sock, keys, more_routes=more, board=board)
+    return serve(
+        llm,
+        config,
+        sock,
+        keys,
+        make_parsers=partial(make_parsers, config, registry),
+        more_routes=more,
+        board=board,
+    )
 
 
 async def _serve_several(
@@ -138,11 +148,12 @@ def _engine(config: ServiceConfig, board: Board) -> EngineProcess:
 
 
 def serve(
-    llm: Engine,
+    llm: AsyncLLM,
     config: ServiceConfig,
     sock: socket.socket,
     api_keys: Mapping[str, str] | None = None,
     *,
+    make_parsers: Callable[[], AnswerParsers] = AnswerParsers,
     more_routes: Sequence[BaseRoute] = (),
     board: Board | None = None,
 ) -> int:
@@ -158,7 +169,15 @@ def serve(
             _announce(report, state.names, state.llm.max_model_len, url)
 
     async def main() -> int:
-        session = Session(llm, config, sock, api_keys or {}, loaded, more_routes=more_routes)
+        session = Session(
+            llm,
+            config,
+            sock,
+            api_keys or {},
+            loaded,
+            make_parsers=make_parsers,
+            more_routes=more_routes,
+        )
         say(f"listening on {url}; /health answers 503 until the engine is ready")
         first = _telling(session.server.stop)
         stats = contextlib.nullcontext() if board is None else logged_stats(board, config)

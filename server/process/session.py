@@ -14,35 +14,41 @@ from typing import Any
 import uvicorn
 from starlette.routing import BaseRoute
 
+from octavo.frontend.async_llm import AsyncLLM
 from octavo.server.config import ServiceConfig
 from octavo.server.http.app import create_app
 from octavo.server.http.http_server import KEEP_ALIVE_S, LAST_WORDS_S, HttpServer
 from octavo.server.http.state import ServerState
-from octavo.server.process.engine import Engine
+from octavo.server.openai.answer import AnswerParsers
 
 
 class Session:
-    """Serves an engine on a bound socket. clean: whether everything stopped in time. Made in the
-    loop. on_loaded: called when loading has ended, well or not; a failure ends the session.
-    more_routes: of plugins. worker: number of this API process among several."""
+    """Serves an engine on a bound socket. Made in the loop.
+
+    on_loaded: called when loading has ended, well or not; a failure ends the session. make_parsers,
+    more_routes, worker: as for `create_app`.
+    """
 
     def __init__(
         self,
-        llm: Engine,
+        llm: AsyncLLM,
         config: ServiceConfig,
         sock: socket.socket,
         api_keys: Mapping[str, str],
         on_loaded: Callable[[ServerState], None],
         *,
+        make_parsers: Callable[[], AnswerParsers] = AnswerParsers,
         more_routes: Sequence[BaseRoute] = (),
         worker: int = 0,
     ) -> None:
         self._sock, self._on_loaded = sock, on_loaded
         self._status = 0
         self.clean = True
+        """Whether everything stopped in time."""
         self._app = create_app(
             llm,
             config,
+            make_parsers=make_parsers,
             api_keys=api_keys,
             on_loaded=self._loaded,
             more_routes=more_routes,

@@ -17,6 +17,7 @@ import uvicorn
 
 from octavo.server.config import ServiceConfig
 from octavo.server.http.app import create_app
+from octavo.server.openai.answer import AnswerParsers
 
 
 def sibling(name: str) -> Any:
@@ -41,10 +42,16 @@ def config(**server: Any) -> ServiceConfig:
     )
 
 
+def parsers_of(llm: Any) -> AnswerParsers:
+    """Those of a fake; a real engine has none."""
+    found: AnswerParsers = getattr(llm, "parsers", AnswerParsers())
+    return found
+
+
 @asynccontextmanager
 async def client_for(llm: Any, **server: Any) -> AsyncIterator[httpx.AsyncClient]:
     """A client of an app whose lifespan runs and whose engine has started (or failed to)."""
-    app = create_app(llm, config(**server))
+    app = create_app(llm, config(**server), make_parsers=lambda: parsers_of(llm))
     async with app.router.lifespan_context(app):
         if not llm.start_delay:
             await app.state.server.started.wait()
@@ -102,7 +109,7 @@ def live_server(llm: Any, **server: Any) -> Iterator[Any]:
     """A real HTTP server over a fake engine: `.url`, `.llm`."""
     sock = socket.create_server(("127.0.0.1", 0))
     settings = uvicorn.Config(
-        create_app(llm, config(**server)),
+        create_app(llm, config(**server), make_parsers=lambda: parsers_of(llm)),
         log_config=None,
         lifespan="on",
         timeout_graceful_shutdown=5,

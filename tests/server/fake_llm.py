@@ -16,10 +16,16 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from octavo.core.contracts.tokenizer import Tokenizer
 from octavo.core.errors import RequestError, RequestFault
 from octavo.core.sampling_params import SamplingParams
-from octavo.frontend.text.parsers import AnswerParsers
+from octavo.frontend.outputs import CompletionOutput, Logprob, RequestOutput
+from octavo.frontend.text.inputs import InputProcessor, PreparedRequest
+from octavo.server.openai.answer import AnswerParsers
+
+Choice = CompletionOutput
 
 ANSWER = "Grüße 😀, ok."
 BOS, EOS, END = 256, 257, 258
@@ -69,32 +75,6 @@ def text(content: Any) -> str:
 
 
 @dataclass
-class Logprob:
-    logprob: float
-    rank: int | None = None
-    decoded_token: str | None = None
-
-
-@dataclass
-class Choice:
-    index: int
-    text: str
-    token_ids: list[int]
-    logprobs: list[dict[int, Logprob]] | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-
-
-@dataclass
-class Output:
-    request_id: str
-    outputs: list[Choice]
-    finished: bool
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    num_cached_tokens: int | None = None
-
-
-@dataclass
 class Call:
     """What the server asked of the engine."""
 
@@ -110,20 +90,16 @@ FAR_TOO_LONG = 2000
 """Longer texts are not tokenized to be refused."""
 
 
-class Inputs:
-    vocab_size = VOCAB
+class Inputs(InputProcessor):
     characters = 0
     """So many have been tokenized."""
-
-    def __init__(self, parsers: AnswerParsers = AnswerParsers()) -> None:  # noqa: B008
-        self.parsers = parsers
 
     def fewest_tokens(self, text: str) -> int:
         return len(text) if len(text) > FAR_TOO_LONG else 0
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         self.characters += len(text)
-        return ByteTokenizer().encode(text, add_special_tokens=add_special_tokens)
+        return super().encode(text, add_special_tokens=add_special_tokens)
 
 
 @dataclass
@@ -133,7 +109,7 @@ class FakeAsyncLLM:
     start_delay: float = 0.0
     start_error: Exception | None = None
     tokenizer: ByteTokenizer = field(default_factory=ByteTokenizer)
-    inputs: Inputs = field(default_factory=Inputs)
+    parsers: AnswerParsers = field(default_factory=AnswerParsers)
     calls: list[Call] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     conversations: list[Any] = field(default_factory=list)
@@ -142,9 +118,13 @@ class FakeAsyncLLM:
     num_queued: int = 0
     num_queued_tokens: int = 0
 
-    @property
-    def max_sequence_tokens(self) -> int:
-        return min(self.pool or self.max_model_len, self.max_model_len)
+    def __post_init__(self) -> None:
+        self.inputs = Inputs(
+            self.tokenizer,
+            max_model_len=self.max_model_len,
+            generation_config={"temperature": 0.6},
+        )
+        self.inputs.max_sequence_tokens = min(self.pool or self.max_model_len, self.max_model_len)
 
     async def start(self) -> None:
         await asyncio.sleep(self.start_delay)
@@ -155,7 +135,7 @@ class FakeAsyncLLM:
         self.closed = True
 
     def default_sampling_params(self) -> SamplingParams:
-        return SamplingParams(temperature=0.6)
+        return self.inputs.default_sampling_params()
 
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
@@ -189,22 +169,19 @@ class FakeAsyncLLM:
             kwargs=chat_template_kwargs,
         )
 
-    async def stream(
-        self,
-        prompt: Any,
-        sampling_params: SamplingParams | None = None,
-        request_id: str | None = None,
-        *,
-        priority: int = 0,
-        user: str | None = None,
-        cache_salt: str | None = None,
-    ) -> AsyncIterator[Output]:
-        assert sampling_params is not None
-        assert request_id is not None
+    async def stream(self, prepared: PreparedRequest) -> AsyncIterator[RequestOutput]:
+        request, request_id, ids = prepared.requests[0], prepared.request_id, prepared.token_ids
         assert all(request_id != call.request_id for call in self.calls), "ids are unique"
-        params = sampling_params
-        self.calls.append(Call(prompt, params, request_id, priority, user, cache_salt))
-        ids = prompt["prompt_token_ids"]
+        params = msgspec.structs.replace(prepared.sampling, max_tokens=request.max_tokens)
+        prompt: dict[str, Any] = {"prompt_token_ids": ids}
+        if prepared.prompt is not None:
+            prompt["prompt"] = prepared.prompt
+        salt = request.extra_keys[0].decode().removeprefix("salt:") if request.extra_keys else None
+        self.calls.append(Call(prompt, params, request_id, request.priority, request.user, salt))
+
+        def output(outputs: list[Choice], finished: bool) -> RequestOutput:
+            return RequestOutput(request_id, prepared.prompt, ids, first, outputs, finished)
+
         line = self._command(self.tokenizer.decode(ids))
         if line == "refuse":
             raise RequestError("the pool is too small", param="prompt", code="capacity")
@@ -213,12 +190,16 @@ class FakeAsyncLLM:
         first: Any = None
         if params.prompt_logprobs is not None:
             first = [None, *(logprobs(token, params.prompt_logprobs) for token in ids[1:])]
-        for step in range(params.max_tokens or 1):
+        if prepared.sampling.max_tokens == 0:
+            scored = [Choice(s.index, "", [], finish_reason="length") for s in streams]
+            yield output(scored, True)
+            return
+        for step in range(request.max_tokens):
             if line == "slow":
                 await asyncio.sleep(0.005)
             if request_id in self.aborted:
                 choices = [Choice(s.index, "", [], finish_reason="abort") for s in streams]
-                yield Output(request_id, choices, True)
+                yield output(choices, True)
                 return
             if line.startswith("fail:") and step == int(line[5:]):
                 raise RuntimeError("the engine's own trouble")
@@ -231,7 +212,9 @@ class FakeAsyncLLM:
                 token = ord("z")
             outputs = [s.step(token) for s in streams if not s.ended]
             finished = all(s.ended for s in streams)
-            yield Output(request_id, outputs, finished, first, num_cached_tokens=3)
+            update = output(outputs, finished)
+            update.num_cached_tokens = 3
+            yield update
             first = None
             if finished:
                 return
@@ -265,7 +248,7 @@ class _Stream:
         chosen = None
         if self.params.logprobs is not None:
             chosen = [logprobs(token, self.params.logprobs)]
-        return Choice(self.index, text, [token], chosen, finish)
+        return Choice(self.index, text, [token], logprobs=chosen, finish_reason=finish)
 
 
 def logprobs(token: int, count: int) -> dict[int, Logprob]:

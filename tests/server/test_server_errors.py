@@ -310,7 +310,7 @@ def test_what_is_far_too_long_is_not_tokenized(connect, fake, stream):
             message = await refused(COMPLETIONS, "max_tokens", "prompt", prompt=["a", text])
             assert message.startswith(
                 "the prompt has at least 3000 tokens and max_tokens asks for 9, together at least "
-                "3009; the model's context is 256 tokens"
+                "3009, but max_model_len is 256"
             )
             chat = [{"role": "user", "content": text}]
             message = await refused(CHAT, "max_completion_tokens", "messages", messages=chat)
@@ -337,7 +337,7 @@ def test_what_the_pool_cannot_hold(connect, fakes, stream):
             for ids, limit, words in (
                 ([1] * 60, 40, None),
                 ([1] * 60, 41, ("60", "41", "together 101", "holds 100 tokens")),
-                ([1] * 60, 300, ("60", "300", "together 360", "context is 256")),
+                ([1] * 60, 300, ("60", "300", "together 360", "max_model_len is 256")),
                 ([1] * 99, None, None),
                 ([1] * 100, None, ("100 tokens", "one more", "holds 100 tokens")),
                 ([1] * 120, 1, ("120", "together 121", "holds 100 tokens")),

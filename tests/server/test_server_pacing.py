@@ -10,9 +10,9 @@ import logging
 import httpx
 import pytest
 
+from octavo.frontend.outputs import CompletionOutput
 from octavo.server.config import ServiceConfig
 from octavo.server.http.app import create_app
-from octavo.server.openai.joined import Joined
 
 
 def in_loop(test):
@@ -53,10 +53,10 @@ async def test_tokens_share_events(connect, fake, interval, sizes):
 
 
 def test_joining_deltas_copies_no_logprobs(fakes):
-    joined = Joined(0)
+    joined = CompletionOutput(0, "", [], logprobs=[])
 
     def add(token):
-        joined.add(fakes.Choice(0, "a", [token], [fakes.logprobs(token, 0)]))
+        joined.extend(CompletionOutput(0, "a", [token], logprobs=[fakes.logprobs(token, 0)]))
         return joined.logprobs
 
     found = add(0)

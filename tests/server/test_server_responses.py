@@ -11,9 +11,9 @@ import pydantic
 import pytest
 
 from octavo.core.contracts import NoOptions
-from octavo.frontend.text.parsers import AnswerParsers
 from octavo.server.contracts.reasoning_parser import ReasoningParserContext
 from octavo.server.contracts.tool_parser import ToolParserContext
+from octavo.server.openai.answer import AnswerParsers
 from octavo.server.openai.protocol.responses import ResponsesEvent
 from octavo.server.reasoning_parsers.think import Qwen3Parser
 from octavo.server.tool_parsers.hermes import HermesParser
@@ -40,7 +40,7 @@ def live(live_over, fakes):
         HermesParser(JsonParserOptions(), ToolParserContext("m")),
         Qwen3Parser(NoOptions(), ReasoningParserContext("m")),
     )
-    llm = fakes.FakeAsyncLLM(max_model_len=4096, inputs=fakes.Inputs(parsers))
+    llm = fakes.FakeAsyncLLM(max_model_len=4096, parsers=parsers)
     with live_over(llm) as found:
         yield found
 

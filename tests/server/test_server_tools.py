@@ -8,9 +8,9 @@ import json
 import pytest
 
 from octavo.core.contracts import NoOptions
-from octavo.frontend.text.parsers import AnswerParsers
 from octavo.server.contracts.reasoning_parser import ReasoningParserContext
 from octavo.server.contracts.tool_parser import ToolParserContext
+from octavo.server.openai.answer import AnswerParsers
 from octavo.server.reasoning_parsers.think import DeepSeekR1Parser, Qwen3Parser
 from octavo.server.tool_parsers.hermes import HermesParser
 from octavo.server.tool_parsers.options import JsonParserOptions
@@ -40,9 +40,7 @@ def qwen():
 
 
 def llm_with(fakes, tool=None, reasoning=None):
-    return fakes.FakeAsyncLLM(
-        max_model_len=4096, inputs=fakes.Inputs(AnswerParsers(tool, reasoning))
-    )
+    return fakes.FakeAsyncLLM(max_model_len=4096, parsers=AnswerParsers(tool, reasoning))
 
 
 def tell(text, **body):

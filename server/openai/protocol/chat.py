@@ -196,7 +196,7 @@ class TemplateFields(Part):
 
 
 TEMPLATE_UNSUPPORTED: Mapping[str, Unsupported] = {
-    "mm_processor_kwargs": Unsupported("prompts are text", ({},)),
+    "mm_processor_kwargs": Unsupported("prompts are text only", ({},)),
 }
 
 
@@ -208,14 +208,14 @@ class ChatRequest(TemplateFields, SamplingRequest):
         **TEMPLATE_UNSUPPORTED,
         "functions": Unsupported(OLD, ([],)),
         "function_call": Unsupported(OLD, ("none",)),
-        "echo": Unsupported("it belongs to /v1/completions", (False,)),
-        "audio": Unsupported("answers are text"),
-        "modalities": Unsupported("answers are text", (["text"],)),
+        "echo": Unsupported("only available in /v1/completions", (False,)),
+        "audio": Unsupported("only text output is supported"),
+        "modalities": Unsupported("only text output is supported", (["text"],)),
         "prediction": Unsupported(),
         "web_search_options": Unsupported(),
         "verbosity": Unsupported("", ("medium",)),
-        "service_tier": Unsupported("there is one tier", ("auto", "default")),
-        "store": Unsupported("nothing is stored", (False,)),
+        "service_tier": Unsupported("there is only one tier", ("auto", "default")),
+        "store": Unsupported("responses are not stored", (False,)),
         "moderation": Unsupported(),
     }
     renamed: ClassVar[Mapping[str, str]] = {"logprobs": "top_logprobs", "prompt": "messages"}
@@ -223,9 +223,9 @@ class ChatRequest(TemplateFields, SamplingRequest):
     max_completion_tokens: int | None = Field(
         default=None, ge=0, description="OpenAI's newer name of max_tokens; wins over it."
     )
-    logprobs: bool = Field(default=False, description="Whether logprobs are sent.")
+    logprobs: bool = Field(default=False, description="Return log probabilities.")
     top_logprobs: int | None = Field(
-        default=None, ge=0, description="Alternatives beside each token; needs logprobs."
+        default=None, ge=0, description="Number of alternatives for each token; needs logprobs."
     )
     tool_choice: Annotated[Any, WithJsonSchema(CHOICE_SCHEMA)] = Field(
         default=None,
@@ -255,9 +255,8 @@ class ChatRequest(TemplateFields, SamplingRequest):
 
     @property
     def names(self) -> Mapping[str, str]:
-        if not self.choice.forced:
-            return super().names
-        return {**self.renamed, "structured_outputs": "tools"}
+        forced = {"structured_outputs": "tools"} if self.choice.forced else {}
+        return {**super().names, **forced}
 
     @property
     def continued(self) -> str:

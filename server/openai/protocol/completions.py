@@ -25,7 +25,7 @@ PROMPT_SCHEMA = {
 }
 
 
-CHAT = "it belongs to /v1/chat/completions"
+CHAT = "only available in /v1/chat/completions"
 
 
 class CompletionRequest(SamplingRequest):
@@ -33,9 +33,9 @@ class CompletionRequest(SamplingRequest):
 
     unsupported: ClassVar[Mapping[str, Unsupported]] = {
         **UNSUPPORTED,
-        "suffix": Unsupported("fill-in-the-middle is not built in", ("",)),
-        "max_completion_tokens": Unsupported("here it is max_tokens"),
-        "top_logprobs": Unsupported("here it is logprobs"),
+        "suffix": Unsupported("fill-in-the-middle is not supported", ("",)),
+        "max_completion_tokens": Unsupported("use max_tokens"),
+        "top_logprobs": Unsupported("use logprobs"),
         "messages": Unsupported(CHAT),
         "tools": Unsupported(CHAT, ([],)),
         "tool_choice": Unsupported(CHAT, ("none", "auto")),
@@ -67,8 +67,8 @@ class CompletionRequest(SamplingRequest):
     def num_logprobs(self) -> int | None:
         return self.logprobs
 
-    def sampling_params(self, defaults: SamplingParams, vocab_size: int) -> SamplingParams:
-        params = super().sampling_params(defaults, vocab_size)
+    def sampling_params(self, defaults: SamplingParams) -> SamplingParams:
+        params = super().sampling_params(defaults)
         if self.echo and self.logprobs is not None and params.prompt_logprobs is None:
             params.prompt_logprobs = self.logprobs
         return params

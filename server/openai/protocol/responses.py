@@ -23,8 +23,8 @@ from octavo.server.openai.protocol.common import (
 from octavo.server.openai.protocol.sampling import UNSUPPORTED, SamplingRequest
 from octavo.server.openai.protocol.tools import Function, Tool, ToolChoice, check_names, read_choice
 
-STORED = "nothing is stored"
-CHAT_ONLY = "it belongs to /v1/chat/completions"
+STORED = "responses are not stored"
+CHAT_ONLY = "only available in /v1/chat/completions"
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
 
@@ -145,12 +145,12 @@ class ResponsesRequest(SamplingRequest):
         "background_options": Unsupported(STORED),
         "context_management": Unsupported("", ([],)),
         "conversation": Unsupported(STORED),
-        "image": Unsupported("answers are text"),
-        "max_tool_calls": Unsupported("no tools are built in"),
+        "image": Unsupported("only text output is supported"),
+        "max_tool_calls": Unsupported("there are no built-in tools"),
         "moderation": Unsupported(),
         "previous_response_id": Unsupported(f"{STORED}; send the earlier items as input"),
         "prompt": Unsupported(STORED),
-        "service_tier": Unsupported("there is one tier", ("auto", "default")),
+        "service_tier": Unsupported("there is only one tier", ("auto", "default")),
         "store": Unsupported(STORED, (False,)),
         "truncation": Unsupported("a prompt that is too long is refused", ("disabled",)),
     }
@@ -233,18 +233,19 @@ class ResponsesRequest(SamplingRequest):
 
     @property
     def names(self) -> Mapping[str, str]:
+        names = dict(super().names)
         if self.choice.forced:
-            return {**self.renamed, "structured_outputs": "tools"}
-        if self.structured_outputs is None:
-            return {**self.renamed, "structured_outputs": "text.format"}
-        return self.renamed
+            names["structured_outputs"] = "tools"
+        elif self.structured_outputs is None:
+            names["structured_outputs"] = "text.format"
+        return names
 
     @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
 
-    def sampling_params(self, defaults: SamplingParams, vocab_size: int) -> SamplingParams:
-        params = super().sampling_params(defaults, vocab_size)
+    def sampling_params(self, defaults: SamplingParams) -> SamplingParams:
+        params = super().sampling_params(defaults)
         wanted = self.text.format.params() if self.text and self.text.format else None
         if wanted is None:
             return params

@@ -1,4 +1,4 @@
-"""What completions and chat completions share: sampling, streaming, identity of a request."""
+"""What the endpoints that generate share: sampling, streaming, identity of a request."""
 
 from __future__ import annotations
 
@@ -43,6 +43,9 @@ PLAIN = (
 UNSUPPORTED: Mapping[str, Unsupported] = {
     name: Unsupported(item.instead or item.message, item.request[name])
     for name, item in REQUEST.items()
+} | {
+    f"guided_{kind}": Unsupported(f"use structured_outputs: {{{kind}: ...}}")
+    for kind in ("json", "regex", "choice", "grammar")
 }
 
 
@@ -55,7 +58,7 @@ HINTS = frozenset(
         "safety_identifier",
     )
 )
-"""Notes for the provider's own records and caches, which clients of OpenAI send along."""
+"""Accepted without effect: labels for a provider's own records and caches."""
 
 
 class SamplingRequest(Request):
@@ -68,39 +71,45 @@ class SamplingRequest(Request):
     temperature: float | None = Field(
         default=None,
         json_schema_extra={"minimum": 0, "maximum": 100},
-        description="0 (or tiny) is greedy. Absent: the model's default, or 1.",
+        description="0 is greedy. Default: the model's, or 1.",
     )
     top_p: float | None = Field(
         default=None,
         json_schema_extra={"exclusiveMinimum": 0, "maximum": 1},
-        description="Nucleus, in (0, 1].",
+        description="Nucleus sampling, in (0, 1].",
     )
     top_k: int | None = Field(
         default=None,
         json_schema_extra={"minimum": -1},
         le=INT32_MAX,
-        description="Most probable tokens kept; 0 and -1: all.",
+        description="Sample from this many most probable tokens; 0 and -1 mean all.",
     )
     min_p: float | None = Field(
         default=None,
         json_schema_extra={"minimum": 0, "maximum": 1},
-        description="Least probability relative to the top.",
+        description="Minimum probability relative to the most probable token.",
     )
     n: int | None = Field(default=None, ge=1, description="Choices for every prompt.")
-    seed: int | None = Field(default=None, description="64 bits; equal seeds repeat the answer.")
-    stop: str | list[str] | None = Field(default=None, description="Texts that end the answer.")
+    seed: int | None = Field(
+        default=None, description="Up to 64 bits; equal seeds give equal answers."
+    )
+    stop: str | list[str] | None = Field(
+        default=None, description="Texts at which generation stops."
+    )
     stop_token_ids: list[int] | None = Field(
-        default=None, description="Token ids that end the answer."
+        default=None, description="Token ids at which generation stops."
     )
     include_stop_str_in_output: bool = Field(
-        default=False, description="Whether the stop text stays in the answer."
+        default=False, description="Keep the stop text in the answer."
     )
     max_tokens: int | None = Field(
         default=None,
         ge=0,
-        description="Most tokens of the answer. Absent: what max_model_len leaves.",
+        description="Maximum number of tokens to generate. Default: as many as fit.",
     )
-    min_tokens: int = Field(default=0, ge=0, description="No end token before this many tokens.")
+    min_tokens: int = Field(
+        default=0, ge=0, description="Minimum number of tokens before generation may stop."
+    )
     presence_penalty: float | None = Field(
         default=None, json_schema_extra={"minimum": -2, "maximum": 2}, description="-2 to 2."
     )
@@ -110,24 +119,26 @@ class SamplingRequest(Request):
     repetition_penalty: float | None = Field(
         default=None,
         json_schema_extra={"exclusiveMinimum": 0, "maximum": 100},
-        description="Over 0; 1 is off.",
+        description="Greater than 0; 1 is off.",
     )
     logit_bias: dict[str, float] | None = Field(
-        default=None, description="Token id (as a string) to what is added, -100 to 100."
+        default=None, description="Token id (as a string) to a bias of -100 to 100."
     )
     allowed_token_ids: list[int] | None = Field(
-        default=None, description="Nothing else is generated."
+        default=None, description="Only these tokens are generated."
     )
-    bad_words: list[str] | None = Field(default=None, description="Texts that never appear.")
+    bad_words: list[str] | None = Field(
+        default=None, description="Texts that must not be generated."
+    )
     vllm_xargs: dict[str, ExtraArgument | list[ExtraArgument]] | None = Field(
-        default=None, description="What plugins' logits processors take, by processor name."
+        default=None, description="Arguments of plugins' logits processors, by processor name."
     )
-    ignore_eos: bool = Field(default=False, description="Whether end tokens do not end.")
+    ignore_eos: bool = Field(default=False, description="Continue after end-of-sequence tokens.")
     skip_special_tokens: bool = Field(
-        default=True, description="Whether special tokens are left out of the text."
+        default=True, description="Leave special tokens out of the text."
     )
     spaces_between_special_tokens: bool = Field(
-        default=True, description="Accepted for vLLM's sake; the tokenizer decides."
+        default=True, description="Accepted for compatibility with vLLM; the tokenizer decides."
     )
     response_format: ResponseFormat | None = Field(
         default=None, description="What the answer must look like, as OpenAI has it."
@@ -147,9 +158,12 @@ class SamplingRequest(Request):
     )
     stream: bool = Field(default=False, description="Server-sent events.")
     stream_options: StreamOptions | None = Field(default=None, description="Only with stream.")
-    user: str | None = Field(default=None, description="Who asks; fair scheduling goes by it.")
+    user: str | None = Field(default=None, description="End user, for fair scheduling.")
     priority: int = Field(
-        default=0, ge=-INT32_MAX, le=INT32_MAX, description="Lower is sooner, under `priority`."
+        default=0,
+        ge=-INT32_MAX,
+        le=INT32_MAX,
+        description="Lower runs sooner, under scheduler policy `priority`.",
     )
     cache_salt: str | None = Field(
         default=None,
@@ -186,15 +200,11 @@ class SamplingRequest(Request):
 
     @property
     def names(self) -> Mapping[str, str]:
-        """Parameters of the engine that the client knows under another name, for messages."""
-        if self.response_format is None or self.structured_outputs:
-            return self.renamed
-        return {**self.renamed, "structured_outputs": "response_format"}
-
-    @property
-    def prompt_name(self) -> str:
-        """The name under which the client gave the prompt."""
-        return self.renamed.get("prompt", "prompt")
+        """The client's names for the engine's parameters, for error messages."""
+        names = {**self.renamed, "max_tokens": self.limit_name}
+        if self.response_format is not None and not self.structured_outputs:
+            names["structured_outputs"] = "response_format"
+        return names
 
     @property
     def include_usage(self) -> bool:
@@ -232,6 +242,12 @@ class SamplingRequest(Request):
                 param="n",
                 code="value_above_maximum",
             )
+        if self.token_limit == 0 and not getattr(self, "echo", False):
+            raise ApiError(
+                f"{self.limit_name} must be at least 1, got 0 (0 is allowed with echo)",
+                param=self.limit_name,
+                code="value_below_minimum",
+            )
         if self.stream_options is not None and self.stream_options.model_fields_set:
             self._needs(self.stream, "stream_options", "is only allowed when stream is true")
         if self.prompt_logprobs is not None:
@@ -251,14 +267,11 @@ class SamplingRequest(Request):
         if not condition:
             raise ApiError(f"{param} {what}", param=param, code="invalid_value")
 
-    def sampling_params(self, defaults: SamplingParams, vocab_size: int) -> SamplingParams:
-        """What the engine gets, except max_tokens, which needs the prompt's length.
-
-        Raises `RequestError` for values out of range and ids outside the vocabulary.
-        """
+    def sampling_params(self, defaults: SamplingParams) -> SamplingParams:
+        """What the engine is asked for. Raises `RequestError` for values out of range."""
         values = msgspec.structs.asdict(defaults)
         values |= {name: getattr(self, name) for name in PLAIN if name in self.model_fields_set}
-        values["max_tokens"] = None
+        values["max_tokens"] = self.token_limit
         values["logprobs"] = self.num_logprobs
         values["prompt_logprobs"] = self.prompt_logprobs
         if self.vllm_xargs:
@@ -268,9 +281,7 @@ class SamplingRequest(Request):
         values["structured_outputs"] = structured_outputs(
             self.response_format, self.structured_outputs
         )
-        params = SamplingParams(**values)
-        params.check_vocabulary(vocab_size)
-        return params
+        return SamplingParams(**values)
 
 
 def _token_id(key: str) -> int:

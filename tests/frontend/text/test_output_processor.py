@@ -10,8 +10,7 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.text.detokenizer import TokenTable
 from octavo.frontend.text.inputs import InputProcessor, PreparedRequest
-from octavo.frontend.text.output_processor import OutputProcessor
-from octavo.frontend.text.state import OutputMode
+from octavo.frontend.text.output_processor import OutputMode, OutputProcessor
 from octavo.testing.byte_tokenizer import ByteTokenizer
 from octavo.testing.scripted_engine import ScriptedEngine
 
@@ -27,7 +26,7 @@ class Front:
         tokens = TOKENIZER.encode(reply) if isinstance(reply, str) else reply
         self.engine = ScriptedEngine(lambda request: tokens, **engine)  # type: ignore[arg-type]
         self.inputs = InputProcessor(TOKENIZER, max_model_len=500)
-        self.processor = OutputProcessor(TABLE)
+        self.processor = OutputProcessor(TABLE, self.engine.abort)
         self.updates: dict[str, list[RequestOutput]] = {}
 
     def add(self, mode: OutputMode = "final", name: str = "r", **params: object) -> PreparedRequest:
@@ -42,10 +41,7 @@ class Front:
     def step(self) -> None:
         outputs = self.engine.step()
         assert outputs is not None
-        processed = self.processor.process(outputs)
-        self.engine.abort(processed.stops, "stop")
-        self.engine.abort(processed.aborts)
-        for update in processed.updates:
+        for update in self.processor.process(outputs):
             self.updates.setdefault(update.request_id, []).append(update)
 
     def run(self, mode: OutputMode = "final", **params: object) -> RequestOutput:
@@ -248,12 +244,13 @@ def test_an_aborted_request_has_a_last_output() -> None:
     front = Front("abcdef")
     prepared = front.add("cumulative", n=2)
     front.step()
-    handles, last = front.processor.abort("r")
-    assert handles == [request.handle for request in prepared.requests]
+    last = front.processor.abort("r")
+    assert front.engine.aborted == [request.handle for request in prepared.requests]
     assert last is not None
     assert last.finished
     assert [(o.text, o.finish_reason) for o in last.outputs] == [("a", "abort")] * 2
-    assert front.processor.abort("r") == ([], None)
+    assert front.processor.abort("r") is None
+    assert len(front.engine.aborted) == 2
     front.step()  # tokens that were on their way
     assert len(front.updates["r"]) == 1
 

@@ -14,8 +14,7 @@ from octavo.core.contracts import NoOptions
 from octavo.core.contracts.tokenizer import Tokenizer, TokenizerContext
 from octavo.core.contracts.weight_source import WeightSourceContext
 from octavo.core.sampling_params import SamplingParams
-from octavo.frontend.text.detokenizer import TokenTable
-from octavo.frontend.text.stream import TextStream
+from octavo.frontend.text.detokenizer import TextStream, TokenTable
 from octavo.models.tokenizers.fast import FastTokenizer
 from octavo.models.weight_sources.package import package_source
 

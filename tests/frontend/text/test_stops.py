@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core.sampling_params import SamplingParams
-from octavo.frontend.text.detokenizer import TokenTable
+from octavo.frontend.text.detokenizer import TextStream, TokenTable
 from octavo.frontend.text.stops import StopScanner
-from octavo.frontend.text.stream import TextStream
 from octavo.testing.byte_tokenizer import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()

@@ -1,4 +1,4 @@
-"""Conversations to prompts: where their templates are rendered."""
+"""`ChatRenderers`: which processes render a chat."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.core.contracts.tokenizer import ChatSource
+from octavo.frontend.async_llm import AsyncLLM
 from octavo.server.config import ServerConfig
-from octavo.server.process.engine import Engine
 from octavo.server.templates.renderer import ChatRenderer
 
 PROCESSES = 4
-"""Most chats that are rendered at once, apart from those that bring a template."""
+"""Chats rendered at once with the model's template."""
 
 PROCESSES_FOR_REQUESTS = 2
-"""Likewise of those that bring one: they have processes of their own, so that a bad one delays
-only its like."""
+"""Chats rendered at once with a template from the request. They have processes of their own, so
+that a bad template delays only others of its kind."""
 
 CHARACTERS = 2
 """Longest prompt, in characters a byte of the largest request."""
 
 
-class Chats:
-    """Renders in processes that can be killed, where the tokenizer can tell how
+class ChatRenderers:
+    """Renders chats in processes that can be killed where the tokenizer says how
     (`Tokenizer.chat_source`), else in a thread of this one."""
 
-    def __init__(self, llm: Engine, config: ServerConfig) -> None:
+    def __init__(self, llm: AsyncLLM, config: ServerConfig) -> None:
         self._llm, self._config = llm, config
         self._own: ChatRenderer | None = None
         self._requests: ChatRenderer | None = None
         self._preparing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """The tokenizer is there."""
+        """Make the renderers; the tokenizer must be loaded."""
         source = self._llm.tokenizer.chat_source()
         if source is not None:
             self._own = self._renderer(source, PROCESSES)
@@ -43,7 +43,7 @@ class Chats:
 
     @staticmethod
     async def _prepare(renderer: ChatRenderer) -> None:
-        with contextlib.suppress(Exception):  # the first chat will meet it again, and tell
+        with contextlib.suppress(Exception):  # the first chat meets the same error and reports it
             await renderer.prepare()
 
     def _renderer(self, source: ChatSource, processes: int) -> ChatRenderer:
@@ -59,7 +59,7 @@ class Chats:
     async def render(
         self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
     ) -> str:
-        """The text of the prompt. arguments: of `Engine.chat_text`. Raises `RequestError`."""
+        """The text of the prompt. arguments: of `AsyncLLM.chat_text`. Raises `RequestError`."""
         template = arguments.get("chat_template")
         renderer = self._own if template is None else self._requests
         if renderer is None:
