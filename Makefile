@@ -7,6 +7,8 @@ PYTHON ?= python3
 VENV ?= .venv
 CONFIG ?= docs/examples/demo.yaml
 PYTEST_ARGS ?=
+# Whole files go to a worker, so that a module's engine or server is made once.
+PYTEST_WORKERS ?= -n 2 --dist loadfile
 BENCH_ARGS ?=
 GPU_PYTHON_VERSION ?= 3.12
 
@@ -29,7 +31,7 @@ say = @printf '\033[1m[octavo]\033[0m %s\n' $(1)
 help:
 	@echo "make demo      install into $(VENV) and serve $(CONFIG) on 127.0.0.1:8000"
 	@echo "make test      the CPU test suite"
-	@echo "make test-all  the same with the slow tests"
+	@echo "make test-all  the same with the slow tests: the kit, the wheel, rehearsals, example packages"
 	@echo "make gpu-test  tests that need a CUDA device, with PYTHON as it is (skipped without one)"
 	@echo "make gpu-bench what a GPU does with Octavo, in seven minutes (BENCH_ARGS: octavo bench gpu --help)"
 	@echo "make gpu-site  what GPU_PYTHON_VERSION may lack for both, into build/gpu-site"
@@ -46,11 +48,11 @@ install: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(call say,"CPU tests")
-	@$(BIN)/pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+	@$(BIN)/pytest $(PYTEST_WORKERS) -m "not slow and not gpu" $(PYTEST_ARGS)
 
 test-all: $(VENV)/.installed-dev
 	$(call say,"CPU tests with the slow ones")
-	@$(BIN)/pytest -m "not gpu" $(PYTEST_ARGS)
+	@$(BIN)/pytest $(PYTEST_WORKERS) -m "not gpu" $(PYTEST_ARGS)
 
 # $(VENV) has torch for CPUs. These run the checkout with the Python that has torch for CUDA, install
 # nothing, and need no network; build/gpu-site has what that Python lacks, if `gpu-site` made it.

@@ -12,7 +12,7 @@ import time
 import venv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -220,18 +220,37 @@ def leftovers() -> dict[str, list[str] | list[int]]:
     return {what: each for what, each in found.items() if each}
 
 
+LEFT_BY_WORKERS = pytest.StashKey[list[dict[str, Any]]]()
+"""In the controller of pytest-xdist: what each finished worker reported."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Called in pytest-xdist's controller when a worker has ended."""
+    reported = getattr(node, "workeroutput", None) or {}  # none where the worker crashed
+    node.config.stash.setdefault(LEFT_BY_WORKERS, []).append(reported.get("leftovers", {}))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(
-        session.config, "workerinput"
-    ):  # pytest-xdist's workers talk over pipes of their own
-        return
     deadline = time.monotonic() + 10
     while (left := leftovers()) and time.monotonic() < deadline:
         time.sleep(0.1)  # what has been told to end may need a moment
-    if left:
-        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-        for what, found in left.items():
-            message = f"the tests left behind: {what}: {found}"
-            reporter.write_line(message, red=True) if reporter else print(message)
+    if hasattr(session.config, "workeroutput"):  # a worker: the controller reports
+        session.config.workeroutput["leftovers"] = left
+        return
+    for found in (left, *session.config.stash.get(LEFT_BY_WORKERS, [])):
+        report_leftovers(session, found)
+
+
+def report_leftovers(session: pytest.Session, left: dict[str, Any]) -> None:
+    """Fail the session if anything is left."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    for what, found in left.items():
+        message = f"the tests left behind: {what}: {found}"
+        if reporter:
+            reporter.ensure_newline()
+            reporter.write_line(message, red=True)
+        else:
+            print(message)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
