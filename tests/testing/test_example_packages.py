@@ -9,6 +9,8 @@ import pytest
 
 from octavo.testing.tiny_model import write_tiny_model
 
+pytestmark = pytest.mark.slow
+
 NAMES = (
     "class-quotas",
     "no-repeat-ngram",

@@ -9,6 +9,8 @@ import pytest
 from octavo.core.contracts import KINDS
 from octavo.server.command_line.main import main
 
+pytestmark = pytest.mark.slow
+
 
 def run(capsys, *args):
     status = main(["plugins", *args])
