@@ -7,8 +7,7 @@ PYTHON ?= python3
 VENV ?= .venv
 CONFIG ?= docs/examples/demo.yaml
 PYTEST_ARGS ?=
-# Whole files go to a worker, so that a module's engine or server is made once.
-PYTEST_WORKERS ?= -n 2 --dist loadfile
+TEST_PROCESSES ?= 2
 BENCH_ARGS ?=
 GPU_PYTHON_VERSION ?= 3.12
 
@@ -26,18 +25,19 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 say = @printf '\033[1m[octavo]\033[0m %s\n' $(1)
 
-.PHONY: help demo install test test-all gpu-test gpu-bench gpu-site lint format docs clean
+.PHONY: help demo install test test-all gpu-test gpu-bench gpu-site lint format docs docs-site clean
 
 help:
 	@echo "make demo      install into $(VENV) and serve $(CONFIG) on 127.0.0.1:8000"
 	@echo "make test      the CPU test suite"
-	@echo "make test-all  the same with the slow tests: the kit, the wheel, rehearsals, example packages"
+	@echo "make test-all  the same with the slow tests"
 	@echo "make gpu-test  tests that need a CUDA device, with PYTHON as it is (skipped without one)"
 	@echo "make gpu-bench what a GPU does with Octavo, in seven minutes (BENCH_ARGS: octavo bench gpu --help)"
 	@echo "make gpu-site  what GPU_PYTHON_VERSION may lack for both, into build/gpu-site"
 	@echo "make lint      ruff, mypy, and whether docs/surface.json is what the code offers"
 	@echo "make format    let ruff reformat"
 	@echo "make docs      regenerate the parts of docs/ that are derived from the code"
+	@echo "make docs-site build the documentation site into build/site; dead links are errors"
 	@echo "make clean     remove $(VENV), build output and caches"
 
 demo: install
@@ -48,11 +48,11 @@ install: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(call say,"CPU tests")
-	@$(BIN)/pytest $(PYTEST_WORKERS) -m "not slow and not gpu" $(PYTEST_ARGS)
+	@$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile -m "not slow and not gpu" $(PYTEST_ARGS)
 
 test-all: $(VENV)/.installed-dev
 	$(call say,"CPU tests with the slow ones")
-	@$(BIN)/pytest $(PYTEST_WORKERS) -m "not gpu" $(PYTEST_ARGS)
+	@$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile -m "not gpu" $(PYTEST_ARGS)
 
 # $(VENV) has torch for CPUs. These run the checkout with the Python that has torch for CUDA, install
 # nothing, and need no network; build/gpu-site has what that Python lacks, if `gpu-site` made it.
@@ -94,8 +94,13 @@ format: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-dev
 	@$(BIN)/python tools/make_docs.py
 	@$(BIN)/python tools/freeze_surface.py
-	@$(BIN)/python -m octavo.core.config.reference > docs/configuration.md
+	@$(BIN)/python -m octavo.server.command_line.config_reference docs/configuration.md docs/from-vllm.md
 	@$(BIN)/python -m octavo.server.command_line.reference docs/server.md
+
+# Needs no network once its tools are installed, and the site needs none either.
+docs-site: $(VENV)/.installed-docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	$(call say,"build/site/index.html")
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -134,4 +139,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed $(SPECS)
 	$(call say,"installing flashinfer (101 MB): its signatures are what calls are checked against")
 	@$(INSTALL) $(QUIET) $(FLASHINFER_NEEDS) && $(INSTALL) $(BAR) --no-deps flashinfer-python \
 	  || echo "flashinfer cannot be installed here; its tests are skipped"
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed $(SPECS)
+	$(call say,"installing the tools of the documentation site")
+	@$(INSTALL) $(QUIET) --editable '.[docs,grammar]'
 	@touch $@

@@ -5,7 +5,7 @@ forward pass is missing. Two loads are measured:
 
 decode   All sequences decode, staggered so that in each step one in `block_size` crosses a block
          border.
-mixed    Churn: sequences generate 20 to 300 tokens, a new one takes the seat of each that ends, and
+mixed    Churn: sequences generate 20 to 300 tokens, a new one takes the slot of each that ends, and
          prompts are computed in chunks beside the decodes. Only steps with prefill count.
 
 `schedule` is `Scheduler.plan`; `prepare` is the worker's mirror and flat tensors; `commit` ends
@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from octavo.bench.result_file import write_json
-from octavo.core.config.models import COMPOSED, Choice
+from octavo.core.config.models import COMPOSED, ImplementationConfig
 from octavo.core.contracts.kv_cache_manager import KVCacheManagerContext
 from octavo.core.contracts.preemption_policy import PreemptionPolicyContext
 from octavo.core.contracts.scheduler_policy import SchedulerPolicyContext
@@ -96,7 +96,9 @@ class Load:
         blocks = self.running * -(-self.max_model_len // self.block_size) + 1
 
         def make(kind: str, choice: Any, context: Any) -> Any:
-            return registry.create(registry.select(kind, Choice.model_validate(choice)), context)
+            return registry.create(
+                registry.select(kind, ImplementationConfig.model_validate(choice)), context
+            )
 
         def make_policy(choice: Any) -> Any:
             context = SchedulerPolicyContext(self.running, self.budget, time.monotonic, make_policy)
@@ -161,7 +163,7 @@ class Load:
         """Steps in which all sequences decode."""
         for number in range(self.running):
             self.add(self.prompt_len - number % self.block_size, _OUTPUT)
-        while len(self.scheduler.decoding) < self.running:
+        while len(self.scheduler.slots.decoding) < self.running:
             self.step()
         for _ in range(waiting):
             self.add(16, 16)
@@ -169,7 +171,7 @@ class Load:
             yield self.step()[1]
 
     def churn(self, steps: int) -> Iterator[Times]:
-        """Steps with prefill while requests come and go, after all seats were taken twice."""
+        """Steps with prefill while requests come and go, after all slots were taken twice."""
 
         def refill(count: int) -> None:
             for _ in range(count):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from octavo.core.config.models import Choice
+from octavo.core.config.models import ImplementationConfig
 from octavo.core.contracts import KINDS
 from octavo.core.contracts.executor import (
     Executor,
@@ -35,8 +35,8 @@ from octavo.engine.scheduler.step import SchedulerLimits
 from octavo.frontend.assembly import make_tokenizer
 
 if TYPE_CHECKING:
-    from octavo.core.config.resolve import Resolved
     from octavo.core.registry import Registry
+    from octavo.engine.resolve import Resolved
 
 DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
 """`max_num_batched_tokens: auto` where nothing was measured, by device."""
@@ -148,7 +148,9 @@ def _build(
     def make_policy(choice: Any) -> SchedulerPolicy:
         selection = resolved.selections["scheduler_policy"]
         if choice is not None:
-            selection = registry.select("scheduler_policy", Choice.model_validate(choice))
+            selection = registry.select(
+                "scheduler_policy", ImplementationConfig.model_validate(choice)
+            )
         policy: SchedulerPolicy = registry.create(
             selection, SchedulerPolicyContext(max_num_seqs, budget, clock, make_policy)
         )

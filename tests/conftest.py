@@ -220,37 +220,38 @@ def leftovers() -> dict[str, list[str] | list[int]]:
     return {what: each for what, each in found.items() if each}
 
 
-LEFT_BY_WORKERS = pytest.StashKey[list[dict[str, Any]]]()
-"""In the controller of pytest-xdist: what each finished worker reported."""
+def wait_for_leftovers() -> dict[str, Any]:
+    """What is left after ten seconds: what has been told to end may need a moment."""
+    deadline = time.monotonic() + 10
+    while (left := leftovers()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
+
+
+left_by_workers: list[str] = []
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Called in pytest-xdist's controller when a worker has ended."""
-    reported = getattr(node, "workeroutput", None) or {}  # none where the worker crashed
-    node.config.stash.setdefault(LEFT_BY_WORKERS, []).append(reported.get("leftovers", {}))
+    """With pytest-xdist: what a worker found when it ended."""
+    for what, found in getattr(node, "workeroutput", {}).get("leftovers", {}).items():
+        left_by_workers.append(f"{what} ({node.gateway.id}): {found}")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    deadline = time.monotonic() + 10
-    while (left := leftovers()) and time.monotonic() < deadline:
-        time.sleep(0.1)  # what has been told to end may need a moment
-    if hasattr(session.config, "workeroutput"):  # a worker: the controller reports
+    left = wait_for_leftovers()
+    if hasattr(session.config, "workeroutput"):  # a worker of pytest-xdist
         session.config.workeroutput["leftovers"] = left
         return
-    for found in (left, *session.config.stash.get(LEFT_BY_WORKERS, [])):
-        report_leftovers(session, found)
-
-
-def report_leftovers(session: pytest.Session, left: dict[str, Any]) -> None:
-    """Fail the session if anything is left."""
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    for what, found in left.items():
-        message = f"the tests left behind: {what}: {found}"
-        if reporter:
-            reporter.ensure_newline()
-            reporter.write_line(message, red=True)
-        else:
-            print(message)
+    lines = [f"{what}: {found}" for what, found in left.items()] + left_by_workers
+    if lines:
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        for line in lines:
+            message = f"the tests left behind: {line}"
+            if reporter:
+                reporter.ensure_newline()
+                reporter.write_line(message, red=True)
+            else:
+                print(message)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -45,41 +45,36 @@ def _nobody(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class GraphRunnerContext:
-    """forward: the model's eager forward pass, reading attention metadata that the core has
-    planned. model: its module, for runners that compile parts of it. graph_support: of the chosen
-    attention backend. attention_backends: one a KV group. attention_layers(): every layer's
-    backend, which has planned the batch when `GraphRunner.forward` runs, and its place in the KV
-    pool, in layer order; the same object until the pool is allocated anew. dummy(rows, tokens):
-    plan a batch of rows with so many tokens each that reads and writes nothing but the null block;
-    its token ids and positions, for `forward` in a warm-up. A pass may use what the one before it
-    derived from the same plan, so plan anew before a pass that is recorded. label(made): how
-    messages call the plugin that an object is. blame(error): how they call the one whose method
-    raised, or called what raised; empty where none did. draw: head and sampler for the hidden
-    states of a decode-only batch in which no row has a filter, for capture; None where the sampler
-    cannot be captured."""
+    """What a factory gets."""
 
-    forward: ForwardFn
-    model: torch.nn.Module
+    forward: ForwardFn  # the eager pass, reading attention metadata that the core has planned
+    model: torch.nn.Module  # for runners that compile parts of it
     device: torch.device
-    graph_support: str
+    graph_support: str  # of the attention backend
     max_num_seqs: int
     max_num_batched_tokens: int
+    # Every layer's backend, which has planned the batch when `GraphRunner.forward` runs, and its
+    # place in the KV pool, in layer order; the same object until the pool is allocated again.
     attention_layers: Callable[[], Sequence[tuple[AttentionBackend, AttentionLayer]]] = tuple
-    attention_backends: Sequence[AttentionBackend] = ()
+    attention_backends: Sequence[AttentionBackend] = ()  # one per KV group
+    # Plan a batch of rows with so many tokens each that uses only the null block; returns its token
+    # ids and positions, for a warm-up. A pass may use what the previous one derived from the same
+    # plan: plan again before a pass that is recorded.
     dummy: DummyFn = _no_batch
-    label: Callable[[object], str] = _class_name
+    label: Callable[[object], str] = _class_name  # what messages call an object's plugin
+    # The plugin whose method raised, or called what raised; empty: none.
     blame: Callable[[BaseException], str] = _nobody
+    # Head and sampler for a decode-only batch without filters, for capture; None: not capturable.
     draw: DrawFn | None = None
 
 
 @dataclass(frozen=True)
 class Captured:
-    """What a runner has recorded. num_bytes: of the device's memory, as measured. notes: lines for
-    the startup report about what could not be recorded, and what that means."""
+    """What a runner has recorded."""
 
     num_graphs: int = 0
-    num_bytes: int = 0
-    notes: tuple[str, ...] = ()
+    num_bytes: int = 0  # of device memory, as measured
+    notes: tuple[str, ...] = ()  # what could not be recorded, for the startup report
 
 
 class GraphRunner(ABC):
@@ -88,25 +83,23 @@ class GraphRunner(ABC):
 
     @staticmethod
     def batch_sizes(options: Any, max_num_seqs: int) -> tuple[int, ...]:
-        """Numbers of rows of the decode-only batches that this runner would capture, which the
-        attention backend must know when it is made. Asked before anything is made, with the
-        options of the configuration. Default: none."""
+        """Numbers of rows of the decode-only batches that this runner would capture, for the
+        attention backend's context. Called before anything is created. Default: none."""
         return ()
 
     def compile(self) -> dict[str, float]:
-        """Make code ahead of the first forward pass; seconds by name, for the report. The weights
-        are loaded, and the pool is one that goes away again."""
+        """Compile before the first forward pass; returns seconds by name, for the report. The
+        weights are loaded; the KV pool is a temporary one."""
         return {}
 
     def estimate_bytes(self) -> int:
-        """Bytes of the device's memory that `warm_up` will take and keep, beside what is taken
-        already, so that the KV pool leaves them. The pool is the one of `compile`; nothing that is
-        recorded now may stay."""
+        """Bytes of device memory that `warm_up` will take and keep, which the KV pool leaves free.
+        The pool is the one of `compile`; nothing recorded now may stay."""
         return 0
 
     def warm_up(self) -> dict[str, float]:
-        """Record passes, or whatever else needs the KV pool, ahead of the first request; seconds by
-        name, for the report. Called again when the pool is made anew."""
+        """Record passes, or do what else needs the KV pool; returns seconds by name, for the
+        report. Called again when the pool is allocated again."""
         return {}
 
     def captured(self) -> Captured:
@@ -114,16 +107,15 @@ class GraphRunner(ABC):
         return Captured()
 
     def invalidate(self) -> None:  # noqa: B027
-        """What a forward pass launches has changed (`CausalLM.forward_version`): nothing that was
-        compiled, recorded or looked up before may serve again. Called between two steps, when the
-        device is idle; what it runs reads and writes the null block only, which is cleared
-        afterwards. An exception stops the engine. Default: nothing, for a runner that calls
-        `GraphRunnerContext.forward` every time."""
+        """Discard everything compiled, recorded or looked up: what a forward pass launches has
+        changed (`CausalLM.forward_version`). Called between steps, when the device is idle; passes
+        run here use only the null block, which is cleared afterwards. An exception stops the
+        engine. Default: nothing, for a runner that calls `GraphRunnerContext.forward`."""
 
     def padded_rows(self, num_rows: int) -> int:
-        """How many rows a decode-only batch of `num_rows` is padded to, at most `max_num_seqs`.
-        Rows beyond the first `num_rows` read and write the null block, and their results are
-        dropped. Default: none are added. The core asks only runners that override it."""
+        """Rows that a decode-only batch of `num_rows` is padded to, at most `max_num_seqs`. The
+        added ones use the null block and their results are dropped. Default: none; called only if
+        overridden."""
         return num_rows
 
     @abstractmethod
@@ -134,10 +126,9 @@ class GraphRunner(ABC):
 
     def draw(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         """`GraphRunnerContext.draw` of what `forward` has just returned, [B, E] with padding, from
-        a capture. The parameters of the rows are in place. The tensors are the caller's: later
-        calls do not write them. None: the core computes logits and samples itself. Asked for
-        decode-only batches in which no row has a filter, a mask, a processor or logprobs, and only
-        of runners that override it. Default: None."""
+        a capture. The rows' parameters are in place; later calls must not write the tensors
+        returned. None (the default): the core computes logits and samples. Called only if
+        overridden, for decode-only batches without filters, masks, processors and logprobs."""
         return None
 
 

@@ -33,35 +33,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AttachedRequest:
-    """A sequence that got a slot. prompt: int32 token ids the caller sent. output: int32 token ids
-    generated in an earlier life (after a preemption), already accepted. eos_token_ids: end tokens
-    that apply (empty with ignore_eos); stop token ids are in `params`."""
+    """A sequence that got a slot."""
 
     slot: int
     handle: int
-    prompt: NDArray[np.int32]
-    output: NDArray[np.int32]
+    prompt: NDArray[np.int32]  # token ids the caller sent
+    output: NDArray[np.int32]  # accepted before a preemption
     params: SamplingParams
-    eos_token_ids: tuple[int, ...]
+    eos_token_ids: tuple[int, ...]  # empty with ignore_eos; stop token ids are in `params`
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A sequence that a processor ends. error: why it failed; None: its output is complete, and its
-    finish reason is `stop`."""
+    """A sequence that a processor ends."""
 
     slot: int
-    error: str | None = None
+    error: str | None = None  # why it failed; None: complete, with finish reason `stop`
 
 
 @dataclass(frozen=True)
 class LogitsProcessorContext:
-    """vocab_size: V. max_num_seqs: S. device: where logits live (None for host processors)."""
+    """What a factory gets."""
 
-    vocab_size: int
-    max_num_seqs: int
+    vocab_size: int  # V
+    max_num_seqs: int  # S
     max_model_len: int
-    device: torch.device | None = None
+    device: torch.device | None = None  # of the logits; None for host processors
 
 
 class LogitsProcessor(ABC):
@@ -77,8 +74,8 @@ class LogitsProcessor(ABC):
         self, slots: NDArray[np.intp], token_ids: NDArray[np.int32]
     ) -> Sequence[Ending] | None:
         """The tokens int32[n] were sampled and kept for the slots intp[n] (only attached ones,
-        each once). A host processor may end sequences: those that it returns generate nothing more.
-        Of a device processor nothing is taken."""
+        each once). Sequences that a host processor returns end here; a device processor returns
+        None."""
         return None
 
     def rollback(self, slot: int, num_tokens: int) -> None:  # noqa: B027
@@ -91,14 +88,13 @@ class LogitsProcessor(ABC):
 
 
 class DeviceLogitsProcessor(LogitsProcessor):
-    """Edits logits on the device. The forward pass may still be running: nothing here waits for the
-    device, neither for values nor for copies from pageable memory (`octavo.testing` has
-    `asynchronous_device` to see it)."""
+    """Edits logits on the device. The forward pass may still be running: nothing here may wait for
+    the device, neither for values nor for copies from pageable memory (see
+    `octavo.testing.asynchronous_device`)."""
 
     def device_bytes(self) -> int:
-        """Bytes of the device's memory that it may come to take beyond those that it has taken
-        when it is made, as tables that are made when they are first needed. Asked for once; a GPU's
-        KV pool leaves them free."""
+        """Bytes of device memory that it may allocate later, such as tables built when first
+        needed; a GPU's KV pool leaves them free. Called once."""
         return 0
 
     @abstractmethod
@@ -113,9 +109,8 @@ class HostLogitsProcessor(LogitsProcessor):
     @abstractmethod
     def mask(self, slots: NDArray[np.intp], bitmask: NDArray[np.int32]) -> Sequence[Ending] | None:
         """Clear the bits of forbidden tokens in int32[n, ceil(V / 32)], row i for slots[i]. Rows
-        arrive with all bits set, or as an earlier processor left them. Called while the forward
-        pass of these rows may be running. Sequences that it returns end here: what the step samples
-        for them is dropped."""
+        come with all bits set, or as an earlier processor left them. The forward pass of these rows
+        may be running. Sequences returned end here; their sampled tokens are dropped."""
 
 
 class Spec:

@@ -1,6 +1,6 @@
 """Kind `scheduler_policy`: who is admitted next, who gives way, how large a chunk may be.
 
-Mechanics (budgets, seats, blocks, state) belong to `octavo.engine.scheduler`; a policy orders.
+Mechanics (budgets, slots, blocks, state) belong to `octavo.engine.scheduler`; a policy orders.
 It runs in the engine process, on the engine thread, between steps.
 """
 
@@ -19,24 +19,16 @@ from octavo.core.contracts.provider import Provider, hookspec
 
 @dataclass(slots=True, eq=False)
 class WaitingRequest:
-    """What a policy sees of a request that has no slot.
+    """A request without a slot, as a policy sees it."""
 
-    handle: unique in the engine. arrival: seconds on the engine's clock. num_tokens: tokens known
-    (prompt, and output so far after a preemption). priority: lower goes first. user: who sent it,
-    for fairness (None: anonymous). num_preemptions: how often it lost its slot. num_computed:
-    tokens whose KV waits in the host pool (0: none), so that little is left to compute. num_cached:
-    tokens that the prefix cache held when the request was queued, of which some may be gone, or
-    more there, when it is admitted.
-    """
-
-    handle: int
-    arrival: float
-    num_tokens: int
-    priority: int = 0
-    user: str | None = None
-    num_preemptions: int = 0
-    num_computed: int = 0
-    num_cached: int = 0
+    handle: int  # unique in the engine
+    arrival: float  # seconds on the engine's clock
+    num_tokens: int  # known: prompt, and output so far after a preemption
+    priority: int = 0  # lower goes first
+    user: str | None = None  # for fairness; None: anonymous
+    num_preemptions: int = 0  # how often it lost its slot
+    num_computed: int = 0  # tokens whose KV waits in the host pool
+    num_cached: int = 0  # tokens in the prefix cache when it was queued; may change until admission
 
     @property
     def num_remaining(self) -> int:
@@ -46,25 +38,18 @@ class WaitingRequest:
 
 @dataclass(frozen=True, slots=True)
 class RunningView:
-    """Read-only columns of the running requests, all of length B in one order.
-
-    slots: the slot of each, intp. handles, num_tokens (known tokens), num_computed (tokens whose
-    KV is computed or planned), num_prompt (prompt tokens), priority: int64. arrival: float64
-    seconds. user: int64, one number a distinct user, `user_names[number]` gives the name: a list
-    that grows, and is another list when users were numbered anew.
-    now: seconds on the engine's clock.
-    """
+    """Read-only columns of the running requests, all of length B in one order."""
 
     slots: NDArray[np.intp]
     handles: NDArray[np.int64]
-    num_tokens: NDArray[np.int64]
-    num_computed: NDArray[np.int64]
+    num_tokens: NDArray[np.int64]  # known tokens
+    num_computed: NDArray[np.int64]  # tokens whose KV is computed or planned
     num_prompt: NDArray[np.int64]
     priority: NDArray[np.int64]
-    arrival: NDArray[np.float64]
-    user: NDArray[np.int64]
-    user_names: list[str | None]
-    now: float
+    arrival: NDArray[np.float64]  # seconds
+    user: NDArray[np.int64]  # index into `user_names`
+    user_names: list[str | None]  # grows; another list once users were renumbered
+    now: float  # seconds on the engine's clock
 
     def rows(self, index: NDArray[Any]) -> RunningView:
         """The same columns of some of the requests; index: intp[m] or bool[B]."""
@@ -92,22 +77,19 @@ def _alone(choice: Any) -> SchedulerPolicy:
 
 @dataclass(frozen=True)
 class SchedulerPolicyContext:
-    """max_num_seqs: slots. max_num_batched_tokens: tokens a step. clock: seconds, monotonic.
-    make: another policy for the same engine from a choice (a name, or a mapping with `name` and
-    options), for policies that are composed of others; raises `PluginError`."""
+    """What a factory gets."""
 
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    clock: Callable[[], float]
+    max_num_seqs: int  # slots
+    max_num_batched_tokens: int  # per step
+    clock: Callable[[], float]  # seconds, monotonic
+    # Another policy for the same engine, from a name or a mapping with `name` and options, for
+    # policies composed of others. Raises `PluginError`.
     make: Callable[[Any], SchedulerPolicy] = field(default=_alone)
 
 
 class SchedulerPolicy(ABC):
-    """Orders requests. Owns the waiting queue.
-
-    Keys must not change their mutual order with time (age by arrival, not by "now"), so that a
-    heap suffices.
-    """
+    """Orders requests and owns the waiting queue. The order of two waiting requests must not change
+    with time (age by arrival, not by "now"), so that a heap suffices."""
 
     @abstractmethod
     def add(self, request: WaitingRequest) -> None:
@@ -119,7 +101,7 @@ class SchedulerPolicy(ABC):
 
     @abstractmethod
     def peek(self) -> WaitingRequest | None:
-        """The next request to admit, or None. Called only while a seat, tokens and blocks are
+        """The next request to admit, or None. Called only while a slot, tokens and blocks are
         free, so 10,000 waiting requests cost a step nothing."""
 
     @abstractmethod
@@ -131,14 +113,14 @@ class SchedulerPolicy(ABC):
         """Number of waiting requests."""
 
     def order(self, view: RunningView) -> NDArray[np.intp] | None:
-        """Permutation of `range(B)`: who gets tokens first among the running. None: decodes first,
-        then by time of admission. Called only when the budget or the blocks may not suffice."""
+        """Permutation of `range(B)`: who gets tokens first. None: decodes, then by admission.
+        Called only when budget or blocks may not suffice."""
         return None
 
     def cap(self, view: RunningView, want: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Largest number of tokens for each running request this step, given what each wants
-        (int64[B], at least 1). None: no cap. Called only in steps with prefill. When nothing else
-        runs, one row gets one token whatever the cap."""
+        """Maximum tokens of each running request this step, given what each wants (int64[B], at
+        least 1). None: no cap. Called only in steps with prefill. When nothing else runs, one row
+        gets one token whatever the cap."""
         return None
 
     def admit_cap(self, request: WaitingRequest, want: int) -> int:
@@ -147,20 +129,20 @@ class SchedulerPolicy(ABC):
         return want
 
     def victim_keys(self, view: RunningView) -> NDArray[np.float64]:
-        """One key a running request, float64[B]; the largest is preempted first. Called only when
-        blocks are short. Default: the latest arrival gives way."""
+        """One key per running request, float64[B]; the largest is preempted first. Called only
+        when blocks run out. Default: the latest arrival."""
         return view.arrival
 
     def preempts(self, request: WaitingRequest, view: RunningView) -> int | None:
         """The slot of a running request that must give way to `request`, which `peek` returned and
-        which finds no seat or no blocks; None: it waits. Asked again until the request fits. The
+        which finds no slot or no blocks; None: it waits. Asked again until the request fits. The
         answer may depend only on `request` and on who runs: a None holds until either changes.
         The one preempted must stand behind `request` in the queue, else they take turns."""
         return None
 
     def take(self, request: WaitingRequest) -> None:
-        """A composition admitted this request of the queue, which need not be the next one: take
-        it out, and account for it as `pop` does."""
+        """Take out this request of the queue, which a composition admitted and which need not be
+        the next one; account for it as `pop` does."""
         self.remove(request.handle)
 
     def class_of(self, request: WaitingRequest) -> Hashable:
@@ -169,13 +151,13 @@ class SchedulerPolicy(ABC):
         return None
 
     def classes(self, view: RunningView) -> NDArray[np.int64] | None:
-        """One number a class for each running request, int64[B], equal where `class_of` is. None:
-        this policy has no classes."""
+        """A number for the class of each running request, int64[B], equal where `class_of` is.
+        None: this policy has no classes."""
         return None
 
     def on_step(self, view: RunningView, scheduled: NDArray[np.int64]) -> None:  # noqa: B027
-        """Told once a step how many tokens each running request was given (int64[B]). Override to
-        account for service; the core skips policies that do not."""
+        """Called once per step with the tokens that each running request was given (int64[B]);
+        skipped for policies that do not override it."""
 
     def waiting(self) -> Iterable[WaitingRequest]:
         """All waiting requests in any order, for shutdown and inspection."""

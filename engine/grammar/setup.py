@@ -15,8 +15,8 @@ from octavo.engine.grammar.desk import Grammars
 from octavo.engine.grammar.vocabulary import make_vocabulary
 
 if TYPE_CHECKING:
-    from octavo.core.config.resolve import Resolved
     from octavo.core.registry import Registry, Selection
+    from octavo.engine.resolve import Resolved
 
 NONE = "none"
 

@@ -98,12 +98,13 @@ class Host:
         return message if isinstance(message, wire.Start) else None
 
     def _build(self, start: wire.Start) -> Engine:
-        from octavo.core.config.loading import load_config
-        from octavo.core.config.resolve import resolve
+        from octavo.core.config import load_config
         from octavo.core.registry import Registry
+        from octavo.engine.config import EngineConfig
+        from octavo.engine.resolve import resolve
         from octavo.frontend import assembly
 
-        config = load_config(mapping=start.config)
+        config = load_config(EngineConfig, mapping=start.config)
         config.origin.replace(start.origin)
         known = config.plugins
         registry = Registry.discover(load=known.load, disable=known.disable, only=known.only)

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from octavo.core.config import load_config
-from octavo.core.config.models import ServerConfig
+from octavo.frontend.config import load_config
 from octavo.server.command_line import main as cli
+from octavo.server.config import ServerConfig
 from octavo.server.process.notify import READY, notify
 
 
@@ -80,6 +80,7 @@ def test_nothing_secret_goes_into_the_image(dockerfile, repository):
     needed = {item for line in copied for item in line.split()}
     assert needed - {"deploy/requirements.py"} == named - {"deploy/requirements.py"}
     assert all((repository / name).exists() for name in needed)
+    assert {file.parent.name for file in repository.glob("*/__init__.py")} <= needed
     assert {"**/.env*", "**/*.pem", "**/*.key"} <= set(rules)
 
 
