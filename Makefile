@@ -56,7 +56,7 @@ test-all: $(VENV)/.installed-dev
 
 # $(VENV) has torch for CPUs. These run the checkout with the Python that has torch for CUDA, install
 # nothing, and need no network; build/gpu-site has what that Python lacks, if `gpu-site` made it.
-GPU_RUN = PYTHONPATH=$(CURDIR)/build/typing$(if $(wildcard build/gpu-site),:$(CURDIR)/build/gpu-site) $(PYTHON)
+GPU_RUN = PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/build/typing$(if $(wildcard build/gpu-site),:$(CURDIR)/build/gpu-site) $(PYTHON)
 
 gpu-test:
 	@$(PYTHON) tools/link_tree.py

@@ -249,5 +249,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         for line in lines:
             message = f"the tests left behind: {line}"
-            reporter.write_line(message, red=True) if reporter else print(message)
+            if reporter:
+                reporter.ensure_newline()
+                reporter.write_line(message, red=True)
+            else:
+                print(message)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

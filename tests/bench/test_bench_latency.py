@@ -69,6 +69,7 @@ def test_the_latency_command(instant_yaml: Path, tmp_path: Path, capsys) -> None
     assert result["workload"]["num_requests"] == 3
 
 
+@pytest.mark.slow
 def test_the_startup_command(instant_yaml: Path, tmp_path: Path, capsys) -> None:
     file = tmp_path / "out.json"
     command = ["bench", "startup", "--config", str(instant_yaml), "--num-iters-cold", "1"]

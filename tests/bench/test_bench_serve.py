@@ -140,6 +140,7 @@ def test_a_server_that_does_not_start_says_why() -> None:
         ServerProcess({"model": {"source": "/nowhere"}})
 
 
+@pytest.mark.slow
 def test_waiting_for_a_server_that_loads(instant_config: dict[str, Any], capsys) -> None:
     slow = dict(instant_config["executor"]["kind"], load_s=1.5)
     config = instant_config | {"executor": {"kind": slow, "device": "cpu"}}

@@ -499,6 +499,7 @@ def test_without_a_device(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     assert "no CUDA device is here" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_on_a_cpu(tmp_path: Path) -> None:
     """Everything that a GPU would do, with a tiny model: engines, overlap, a comparison."""
     file = tmp_path / "out.json"

@@ -89,6 +89,7 @@ def test_yaml_examples_validate(readme: str, repository: Path) -> None:
         assert config.model.source or config.executor.kind.options["model"]
 
 
+@pytest.mark.slow
 def test_commands_that_end_by_themselves(
     readme: str, repository: Path, octavo: list[str], demo_model: str
 ) -> None:
@@ -101,6 +102,7 @@ def test_commands_that_end_by_themselves(
     assert "config validate" in by_name
 
 
+@pytest.mark.slow
 def test_python_example(readme: str, tmp_path: Path, demo_model: str) -> None:
     (code,) = blocks(readme, "python")
     assert demo_model in code

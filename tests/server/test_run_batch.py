@@ -287,6 +287,7 @@ def wait_for_results(files, count, process):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_interrupted_killed_and_continued(files, command, take):
     files([line(n, "x", max_tokens=30, ignore_eos=True) for n in range(40)])
     take(0.02)  # four answers in 0.6 seconds, all in 6

@@ -17,7 +17,7 @@ ELSEWHERE = {
     ("weight_source", "gguf"),  # tests/models: needs a file that only the demo model brings
     ("weight_source", "package"),
     ("weight_source", "hub"),
-    ("attention_backend", "flex"),  # tests/engine/worker/test_flex_attention.py
+    ("attention_backend", "flex"),  # tests/backends/attention/test_flex_attention.py
     # tests/backends, tests/gpu: need a GPU, Triton's interpreter or a double
     ("attention_backend", "triton"),
     ("attention_backend", "flashinfer"),

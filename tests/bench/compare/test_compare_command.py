@@ -39,6 +39,7 @@ def chunks(simulated_yaml: str, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return folder
 
 
+@pytest.mark.slow
 def test_the_chunk_size_shows_with_the_right_sign(chunks: Path) -> None:
     """Small chunks: less time between tokens at the tail, more until the first one."""
     result = json.loads((chunks / "out.json").read_text())
@@ -96,6 +97,7 @@ def test_the_page_opens_in_a_browser(chunks: Path) -> None:
     assert width <= 1280
 
 
+@pytest.mark.slow
 def test_equal_simulations_do_not_differ(simulated_yaml: str, tmp_path: Path, capsys) -> None:
     """A/A on the virtual clock, conversations in a closed loop."""
     arguments = ["--workload", "multi-turn", "--concurrency", "2", "--num-requests", "8"]
@@ -107,6 +109,7 @@ def test_equal_simulations_do_not_differ(simulated_yaml: str, tmp_path: Path, ca
     assert "the sides do not differ: sim (1), sim (2)" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_sleep_in_a_policy_is_found(
     quick_yaml: str, slow_policy: str, tmp_path: Path, capsys
 ) -> None:
@@ -128,6 +131,7 @@ def test_a_sleep_in_a_policy_is_found(
     assert "itl_mean>1.2, it is" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_outputs_are_checked(tiny_yaml: str, tmp_path: Path, capsys) -> None:
     """Three sides: the first two alike, the last with other weights."""
     arguments = ["--rounds", "1", "--num-requests", "2", "--output-len", "4", "--input-len", "8"]
@@ -192,6 +196,7 @@ def test_prompts_and_traces(tiny_yaml: str, tmp_path: Path) -> None:
     assert result["data"][1][0]["prompt_tokens"] == 50
 
 
+@pytest.mark.slow
 def test_a_side_that_breaks_is_named(quick_yaml: str, tmp_path: Path, capsys) -> None:
     broken = f"{quick_yaml}+executor.kind={{name: instant, load_exit: true}}"
     assert main(["compare", broken, quick_yaml]) == 2

@@ -51,6 +51,7 @@ def test_variations() -> None:
             variations(wrong)
 
 
+@pytest.mark.slow
 def test_a_sweep_on_the_simulator(sim_yaml: str, tmp_path: Path, capsys) -> None:
     numbers, page = tmp_path / "out.json", tmp_path / "out.html"
     command = ["sweep", sim_yaml, "--vary", "scheduler.max_num_seqs=1,16,0", "--rounds", "1"]

@@ -10,6 +10,7 @@ from octavo.server.command_line.doctor import facts, self_test
 from octavo.server.command_line.main import main
 
 
+@pytest.mark.slow
 def test_it_says_what_is_here_and_that_it_works(capsys) -> None:
     assert main(["doctor", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
