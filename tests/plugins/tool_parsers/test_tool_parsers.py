@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from octavo.core.contracts import NoOptions
 from octavo.core.sampling_params import SamplingParams
 from octavo.frontend.text.detokenizer import TextStream, TokenTable
-from octavo.frontend.text.stream import TextStream
 from octavo.server.contracts.tool_parser import (
     CallArguments,
     CallBegin,
