@@ -26,7 +26,7 @@ from octavo.core.errors import ConfigError
 from octavo.core.plugin_faults import PluginTimes
 from octavo.engine.core import EngineCore
 from octavo.engine.device import limit_spinning
-from octavo.engine.grammar.setup import make_grammars
+from octavo.plugins.structured_output.setup import make_grammars
 from octavo.engine.kv import Room, check_length, make_manager, size_pools
 from octavo.engine.observers import Observers
 from octavo.engine.report import PluginChoice, StartupReport

@@ -13,8 +13,8 @@ from octavo.core.contracts.logits_processor import HostLogitsProcessor
 from octavo.core.contracts.observer import Observer, RequestRecord, StateRecord, StepRecord
 from octavo.core.messages import EngineOutputs, EngineRequest, StepPlan, StepResult
 from octavo.core.plugin_faults import Blaming, Made, PluginTimes
-from octavo.engine.grammar.desk import Grammars
-from octavo.engine.grammar.processor import GrammarProcessor
+from octavo.plugins.structured_output.grammars import Grammars
+from octavo.plugins.structured_output.processor import GrammarProcessor
 from octavo.engine.host_masks import HostMasks
 from octavo.engine.observers import Observers
 from octavo.engine.overview import Recent, block_map, live_sequences

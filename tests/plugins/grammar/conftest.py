@@ -10,8 +10,8 @@ import pytest
 
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.grammar_engine import GrammarEngineContext, GrammarVocabulary
-from octavo.engine.grammar.compiler import GrammarCompiler, Tools
-from octavo.engine.grammar.desk import Grammars
+from octavo.plugins.structured_output.compiler import GrammarCompiler, Tools
+from octavo.plugins.structured_output.grammars import Grammars
 from octavo.testing.fake_engine import EOS
 from octavo.testing.regex_grammar import RegexGrammarEngine
 

@@ -17,10 +17,10 @@ import pytest
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.grammar_engine import GrammarEngineContext
 from octavo.core.structured_outputs import StructuredOutputsParams
-from octavo.engine.grammar import compiler as compiler_module
-from octavo.engine.grammar import wire
-from octavo.engine.grammar.compiler import GrammarCompiler, Tools
-from octavo.engine.grammar.desk import Grammars
+from octavo.plugins.structured_output import compiler as compiler_module
+from octavo.plugins.structured_output import wire
+from octavo.plugins.structured_output.compiler import GrammarCompiler, Tools
+from octavo.plugins.structured_output.grammars import Grammars
 from octavo.testing.fake_engine import (
     Collector,
     assert_clean,
@@ -232,8 +232,8 @@ def test_it_ends_with_its_parent(start, tmp_path):
     script.write_text(
         "import sys, time\n"
         "import msgspec\n"
-        "from octavo.engine.grammar import wire\n"
-        "from octavo.engine.grammar.compile_process import CompileProcess\n"
+        "from octavo.plugins.structured_output import wire\n"
+        "from octavo.plugins.structured_output.compile_process import CompileProcess\n"
         "start = wire.to_compiler.decode(open(sys.argv[1], 'rb').read())\n"
         "answers = []\n"
         "process = CompileProcess(answers.append, print)\n"

@@ -14,9 +14,9 @@ from octavo.core.contracts.logits_processor import AttachedRequest
 from octavo.core.errors import RequestError
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.structured_outputs import StructuredOutputsParams
-from octavo.engine.grammar.compiler import GrammarCompiler, Tools
-from octavo.engine.grammar.desk import REMEMBERED_S
-from octavo.engine.grammar.processor import GrammarProcessor
+from octavo.plugins.structured_output.compiler import GrammarCompiler, Tools
+from octavo.plugins.structured_output.grammars import REMEMBERED_S
+from octavo.plugins.structured_output.processor import GrammarProcessor
 from octavo.testing.fake_engine import (
     EOS,
     Collector,
@@ -218,7 +218,7 @@ def test_an_engine_that_cannot_be_made_is_the_error_of_every_request(where, gate
     def make_tools():
         return Tools(gated, None) if where != "made" else fail()
 
-    from octavo.engine.grammar.desk import Grammars
+    from octavo.plugins.structured_output.grammars import Grammars
 
     if where != "made":
         monkeypatch.setattr(gated, where, fail)

@@ -213,7 +213,7 @@ def test_no_limits_by_default() -> None:
 
 def test_children_that_need_no_keys_get_none(monkeypatch):
     from octavo.core import envvars
-    from octavo.engine.grammar import compile_process
+    from octavo.plugins.structured_output import compile_process
 
     monkeypatch.setenv("OCTAVO_API_KEYS", "secret-key")
     monkeypatch.setenv("SOMETHING_ELSE", "kept")

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from octavo.core.contracts.grammar_engine import GrammarEngine, GrammarEngineContext
 from octavo.core.contracts.tokenizer import Tokenizer
 from octavo.core.errors import PluginError
-from octavo.engine.grammar import wire
-from octavo.engine.grammar.compiler import GrammarCompiler, Tools
-from octavo.engine.grammar.desk import Grammars
-from octavo.engine.grammar.vocabulary import make_vocabulary
+from octavo.plugins.structured_output import wire
+from octavo.plugins.structured_output.compiler import GrammarCompiler, Tools
+from octavo.plugins.structured_output.grammars import Grammars
+from octavo.plugins.structured_output.vocabulary import make_vocabulary
 
 if TYPE_CHECKING:
     from octavo.core.config.resolve import Resolved

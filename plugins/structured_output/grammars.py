@@ -18,7 +18,7 @@ from octavo.core.contracts.grammar_engine import Grammar
 from octavo.core.errors import RequestError
 from octavo.core.messages import EngineRequest
 from octavo.core.structured_outputs import PARAM, StructuredOutputsParams
-from octavo.engine.grammar.compiler import GrammarCompiler, Result
+from octavo.plugins.structured_output.compiler import GrammarCompiler, Result
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""`python -m octavo.engine.grammar.compile_main FD`: the process that compiles grammars.
+"""`python -m octavo.plugins.structured_output.compile_main FD`: the process that compiles grammars.
 
 It makes the grammar engine once, which is slow, and forks a child for every grammar, which is
 fast: so a grammar that takes too long or too much memory is killed alone, at no cost for the next.
@@ -24,7 +24,7 @@ from octavo.core.contracts.grammar_engine import (
 )
 from octavo.core.errors import OctavoError, RequestError
 from octavo.core.structured_outputs import PARAM
-from octavo.engine.grammar import wire
+from octavo.plugins.structured_output import wire
 
 NICENESS = 10
 """Children give way to the engine."""

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 from octavo.core.envvars import child_environment
-from octavo.engine.grammar import wire
+from octavo.plugins.structured_output import wire
 
 logger = logging.getLogger(__name__)
 
 Answer = wire.Compiled | wire.Refused | wire.Dropped | wire.Broken
 
-_MAIN = "octavo.engine.grammar.compile_main"
+_MAIN = "octavo.plugins.structured_output.compile_main"
 
 
 class CompileProcess:
