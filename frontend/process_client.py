@@ -154,6 +154,7 @@ def text_side(settled: wire.Settled, registry: Registry) -> InputProcessor:
     from octavo.core.config.models import EngineConfig
     from octavo.core.config.resolve import Resolved
     from octavo.core.contracts import Platform, ProbeContext
+    from octavo.engine.tokenizer import make_tokenizer
     from octavo.frontend import assembly
 
     config = EngineConfig.model_validate(settled.config)
@@ -176,4 +177,4 @@ def text_side(settled: wire.Settled, registry: Registry) -> InputProcessor:
         chat_template=settled.chat_template,
     )
     parsers = assembly.make_parsers(config, registry)
-    return assembly.make_inputs(resolved, assembly.make_tokenizer(resolved, registry), parsers)
+    return assembly.make_inputs(resolved, make_tokenizer(resolved, registry), parsers)

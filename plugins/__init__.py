@@ -78,6 +78,13 @@ def octavo_observers() -> list[Provider[Any]]:
 
 
 @hookimpl
+def octavo_engine_extensions() -> list[Provider[Any]]:
+    from octavo.plugins.extensions import PROVIDERS
+
+    return PROVIDERS
+
+
+@hookimpl
 def octavo_tool_parsers() -> list[Provider[Any]]:
     from octavo.plugins.tool_parsers import PROVIDERS
 

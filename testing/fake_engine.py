@@ -6,13 +6,14 @@ Parts are chosen by name from the registry, or given as objects.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from octavo.core.config.models import COMPOSED, Choice
+from octavo.core.contracts.engine_extension import EngineExtensionContext
 from octavo.core.contracts.eviction_policy import EvictionPolicyContext
 from octavo.core.contracts.kv_cache_manager import KVCacheManagerContext
 from octavo.core.contracts.preemption_policy import PreemptionPolicyContext
@@ -21,6 +22,7 @@ from octavo.core.messages import EngineRequest
 from octavo.core.registry import Registry
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.core import EngineCore
+from octavo.engine.extensions import SchedulerState
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step import SchedulerLimits
 from octavo.testing.fake_worker import FakeExecutor, FakeWorker
@@ -61,9 +63,12 @@ def make_fake_engine(
     in_flight: int = 1,
     chunked_prefill: bool = True,
     max_chunk: int | None = None,
+    extensions: Sequence[Any] = ("structured_output", "timelines", "overview"),
+    config: Mapping[str, Any] | None = None,
     **core: Any,
 ) -> EngineCore:
-    """An engine whose clock ticks once a call. `core` goes to `EngineCore` (observers, ...)."""
+    """An engine whose clock ticks once a call. config: what extensions see of the configuration.
+    `core` goes to `EngineCore` (observers, ...)."""
     counter = itertools.count()
 
     def clock() -> float:
@@ -101,7 +106,11 @@ def make_fake_engine(
         _part("preemption_policy", preemption, PreemptionPolicyContext(1)),
         clock,
     )
-    return EngineCore(scheduler, executor, clock=clock, **core)
+    context = EngineExtensionContext(
+        SchedulerState(scheduler), clock, worker.vocab_size, config=config or {}
+    )
+    made = [_part("engine_extension", extension, context) for extension in extensions]
+    return EngineCore(scheduler, executor, extensions=made, **core)
 
 
 def request(

@@ -521,6 +521,9 @@ class EngineConfig(Section):
         default_factory=StructuredOutputsConfig, description="Structured output."
     )
     observers: Once = Field(default_factory=list, description="Observers.")
+    extensions: Once = Field(
+        default_factory=list, description="Engine extensions beside the built-in ones, in order."
+    )
     routes: Once = Field(default_factory=list, description="Further routes of the HTTP server.")
     server: ServerConfig = Field(default_factory=ServerConfig, description="The HTTP server.")
     observability: ObservabilityConfig = Field(

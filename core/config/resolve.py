@@ -31,7 +31,11 @@ from octavo.core.registry import Registry, Selection
 from octavo.engine.device import cpu_threads, detect_platform
 
 NEEDS_MODEL = "needs a model"
-LISTS = {"logits_processor": "logits_processors", "observer": "observers"}
+LISTS = {
+    "logits_processor": "logits_processors",
+    "observer": "observers",
+    "engine_extension": "extensions",
+}
 FRONT_END = ("route",)
 """Kinds of parts that the front end makes for itself."""
 _BY_MODEL = ("weight_source", "tokenizer", "model", "quantization")
@@ -57,6 +61,7 @@ class Resolved:
     prefill_attention: Selection | None = None
     logits_processors: list[Selection] = field(default_factory=list)
     observers: list[Selection] = field(default_factory=list)
+    extensions: list[Selection] = field(default_factory=list)
     model_config: dict[str, Any] = field(default_factory=dict)
     generation_config: dict[str, Any] = field(default_factory=dict)
     weight_source: WeightSource | None = None

@@ -13,6 +13,7 @@ from typing import Any
 
 from octavo.core.contracts import (
     attention_backend,
+    engine_extension,
     eviction_policy,
     executor,
     grammar_engine,
@@ -209,6 +210,15 @@ KINDS: dict[str, Kind] = _kinds(
         observer.Observer,
         observer.ObserverContext,
         "observers",
+    ),
+    Kind(
+        "engine_extension",
+        engine_extension,
+        "octavo_engine_extensions",
+        engine_extension.EngineExtension,
+        engine_extension.EngineExtensionContext,
+        "extensions",
+        "0",
     ),
     Kind(
         "route",

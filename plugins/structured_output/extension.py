@@ -1,62 +1,97 @@
-"""From the configuration to what compiles grammars. Nothing heavy happens before it is needed."""
+"""Engine extension `structured_output`: holds requests until their grammar is compiled, and keeps
+their output to it. Nothing heavy happens before it is needed.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from octavo.core.contracts.engine_extension import EngineExtension, EngineExtensionContext
 from octavo.core.contracts.grammar_engine import GrammarEngine, GrammarEngineContext
-from octavo.core.contracts.tokenizer import Tokenizer
-from octavo.core.errors import PluginError
+from octavo.core.contracts.observer import RequestRecord
+from octavo.core.contracts.provider import Options
+from octavo.core.errors import PluginError, RequestError
+from octavo.core.messages import EngineRequest
 from octavo.plugins.structured_output import wire
 from octavo.plugins.structured_output.compiler import GrammarCompiler, Tools
 from octavo.plugins.structured_output.grammars import Grammars
+from octavo.plugins.structured_output.processor import GrammarProcessor
 from octavo.plugins.structured_output.vocabulary import make_vocabulary
 
 if TYPE_CHECKING:
-    from octavo.core.config.resolve import Resolved
-    from octavo.core.registry import Registry, Selection
+    from octavo.core.registry import Selection
 
 NONE = "none"
 
 
-def make_grammars(
-    resolved: Resolved,
-    registry: Registry,
-    vocab_size: int,
-    make_tokenizer: Callable[[], Tokenizer],
-) -> Grammars:
-    """What the engine asks for grammars. vocab_size: rows of the model's head. make_tokenizer:
-    called on another thread, when the first grammar is needed."""
-    selection = resolved.selections["grammar_engine"]
-    settings = resolved.config.structured_outputs
+class StructuredOutput(EngineExtension):
+    """See the module. vocab_size: rows of the model's head."""
+
+    def __init__(self, grammars: Grammars, vocab_size: int) -> None:
+        self.grammars = grammars
+        self._processor = GrammarProcessor(grammars.of, vocab_size)
+
+    def admit(self, request: EngineRequest) -> bool:
+        if request.sampling.structured_outputs is None:
+            return True
+        self.grammars.add(request)
+        return False
+
+    def poll(self, wait_s: float) -> Iterable[tuple[EngineRequest, RequestError | None]]:
+        return self.grammars.take(wait_s)
+
+    def abort(self, handles: Sequence[int]) -> Iterable[int]:
+        return self.grammars.abort(handles)
+
+    def on_finished(self, record: RequestRecord) -> None:
+        self.grammars.forget(record.handle)
+
+    def host_processors(self) -> Sequence[GrammarProcessor]:
+        return (self._processor,)
+
+    def close(self) -> None:
+        self.grammars.close()
+
+
+def make_structured_output(options: Options, context: EngineExtensionContext) -> StructuredOutput:
+    """The extension for an engine, by the configuration's section `structured_outputs`."""
+    return StructuredOutput(_make_grammars(context), context.vocab_size)
+
+
+def _make_grammars(context: EngineExtensionContext) -> Grammars:
+    selection: Selection | None = context.selections.get("grammar_engine")
+    create = context.create
+    if selection is None or create is None:
+        return Grammars(None)
     if selection.name == NONE:
         return Grammars(None, refusal=_refusal(selection))
+    settings = context.config["structured_outputs"]
 
     def make_tools() -> Tools:
-        vocabulary = make_vocabulary(make_tokenizer(), vocab_size)
-        engine: GrammarEngine = registry.create(selection, GrammarEngineContext(vocabulary))
+        vocabulary = make_vocabulary(context.make_tokenizer(), context.vocab_size)
+        engine: GrammarEngine = create(selection, GrammarEngineContext(vocabulary))
         if not engine.isolated:
             return Tools(engine, None)
-        plugins = resolved.config.plugins
+        plugins = context.config["plugins"]
         start = wire.Start(
-            load=[*plugins.load, *_handed_over(selection, engine)],
-            disable=plugins.disable,
-            only=plugins.only,
+            load=[*plugins["load"], *_handed_over(selection, engine)],
+            disable=plugins["disable"],
+            only=plugins["only"],
             name=selection.name,
             options=selection.options.model_dump(mode="json"),
             tokens=list(vocabulary.tokens),
             end_token_ids=list(vocabulary.end_token_ids),
-            timeout_s=settings.compile_timeout_s,
-            memory_bytes=settings.compile_memory_bytes,
-            processes=settings.compile_processes,
-            max_bytes=settings.max_grammar_bytes,
+            timeout_s=settings["compile_timeout_s"],
+            memory_bytes=settings["compile_memory_bytes"],
+            processes=settings["compile_processes"],
+            max_bytes=settings["max_grammar_bytes"],
         )
         return Tools(engine, start)
 
-    grammars = Grammars(GrammarCompiler(make_tools), cache_bytes=settings.cache_bytes)
-    if settings.preload is True:
+    grammars = Grammars(GrammarCompiler(make_tools), cache_bytes=settings["cache_bytes"])
+    if settings["preload"] is True:
         grammars.preload()
     return grammars
 

@@ -130,7 +130,7 @@ class Engine(Protocol):
         """Forget cached prompts; False while requests run."""
 
     async def overview(self, cells: int = 1024, requests: int = 32) -> dict[str, Any]:
-        """KV blocks, live and recent requests; see `EngineCore.overview`."""
+        """KV blocks, live and recent requests; see docs/metrics.md."""
 
     async def timeline(self, request_id: str) -> list[dict[str, Any]] | None:
         """What happened to a request; None when nothing was recorded of it."""

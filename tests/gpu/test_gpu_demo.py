@@ -46,7 +46,7 @@ def _encoded(section):
     from octavo.core.config.loading import load_config
     from octavo.core.config.resolve import resolve
     from octavo.core.registry import Registry
-    from octavo.frontend.assembly import make_tokenizer
+    from octavo.engine.tokenizer import make_tokenizer
 
     registry = Registry.discover()
     mapping = {"model": section, "executor": {"device": "cpu"}}
