@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,10 @@ def _registry() -> Registry:
 
 
 def _part(kind: str, part: Any, context: Any) -> Any:
-    """A plugin by name (with options), or the object itself."""
+    """A plugin by name (with options), what a function makes for the context, or the object
+    itself."""
+    if isinstance(part, FunctionType | MethodType):
+        return part(context)
     if isinstance(part, list):
         part = {"name": COMPOSED, "policies": part}
     if not isinstance(part, str | dict | Choice):

@@ -128,6 +128,12 @@ RECIPES: dict[str, Recipe] = {
         '    answer = "Hm.[answer]Yes."\n',
     ),
     "route": Recipe("says what is served", "ExampleRoutes", "routes: [{name}]"),
+    "engine_extension": Recipe(
+        "limits the requests of a user that run at once",
+        "ExampleExtension",
+        "extensions: [{name}]",
+        '    options = {"per_user": 2}\n',
+    ),
     "observer": Recipe("counts tokens", "ExampleObserver", "observers: [{name}]"),
 }
 

@@ -110,7 +110,7 @@ class ScriptedEngine:
         return {"steps": self.steps, "num_running": len(self.requests)}
 
     def query(self, name: str, *args: Any) -> Any:
-        answers = {
+        answers: dict[str, Any] = {
             "overview": {"now": 0.0, "blocks": None, "live": [], "recent": []},
             "timeline": None,
         }

@@ -134,7 +134,8 @@ class EngineExtension(ABC):  # noqa: B024
 
     def poll(self, wait_s: float) -> Iterable[tuple[EngineRequest, RequestError | None]]:
         """The held requests that wait no longer, in order, each with None or with the error that
-        refuses it. Called before a step while requests are held. wait_s: seconds to wait for the
+        refuses it; each is queued before the next is taken. Called before a step while requests
+        are held. wait_s: seconds to wait for the
         first at most; 0 while the engine has other work."""
         return ()
 
