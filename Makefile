@@ -7,6 +7,7 @@ PYTHON ?= python3
 VENV ?= .venv
 CONFIG ?= docs/examples/demo.yaml
 PYTEST_ARGS ?=
+TEST_PROCESSES ?= 2
 BENCH_ARGS ?=
 GPU_PYTHON_VERSION ?= 3.12
 
@@ -46,11 +47,11 @@ install: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(call say,"CPU tests")
-	@$(BIN)/pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+	@$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile -m "not slow and not gpu" $(PYTEST_ARGS)
 
 test-all: $(VENV)/.installed-dev
 	$(call say,"CPU tests with the slow ones")
-	@$(BIN)/pytest -m "not gpu" $(PYTEST_ARGS)
+	@$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile -m "not gpu" $(PYTEST_ARGS)
 
 # $(VENV) has torch for CPUs. These run the checkout with the Python that has torch for CUDA, install
 # nothing, and need no network; build/gpu-site has what that Python lacks, if `gpu-site` made it.
@@ -92,7 +93,7 @@ format: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-dev
 	@$(BIN)/python tools/make_docs.py
 	@$(BIN)/python tools/freeze_surface.py
-	@$(BIN)/python -m octavo.core.config.reference > docs/configuration.md
+	@$(BIN)/python -m octavo.server.command_line.config_reference docs/configuration.md docs/from-vllm.md
 	@$(BIN)/python -m octavo.server.command_line.reference docs/server.md
 
 clean:

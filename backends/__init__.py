@@ -5,6 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.core.contracts import Provider, hookimpl
+from octavo.core.envvars import EnvVar, one_of
+
+# Read by backends/cpu; declared here so that it is checked before anything is compiled.
+CPU_ISA = EnvVar(
+    "OCTAVO_CPU_ISA",
+    "native, avx2 or generic",
+    "native: everything this CPU has",
+    "Instruction set that the native CPU kernels are compiled for.",
+    one_of("native", "avx2", "generic", default="native"),
+)
 
 
 @hookimpl

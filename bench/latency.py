@@ -85,8 +85,8 @@ def lines(result: dict[str, Any]) -> list[str]:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command. Returns the exit status."""
-    from octavo.core.config.resolve import resolve
     from octavo.engine.builder import build_engine
+    from octavo.engine.resolve import resolve
     from octavo.server.command_line.config import config_from_args
 
     config, registry = config_from_args(args)

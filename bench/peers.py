@@ -178,7 +178,7 @@ def _checkpoint(source: Any, peers: Sequence[str]) -> str:
 
 def main(args: argparse.Namespace) -> int:
     """Run the benchmark that the command line asks for. Returns the exit status."""
-    from octavo.core.config.resolve import resolve
+    from octavo.engine.resolve import resolve
     from octavo.server.command_line.config import config_from_args
 
     for name in args.peers:

@@ -24,10 +24,10 @@ Runner = Callable[[Shape, int], dict[str, float]]
 def octavo(settings: dict[str, Any]) -> tuple[Runner, dict[str, Any]]:
     """An engine of the given configuration."""
     from octavo.bench.throughput import run_requests
-    from octavo.core.config.loading import load_config
-    from octavo.core.config.resolve import resolve
     from octavo.core.registry import Registry
     from octavo.engine.builder import build_engine
+    from octavo.engine.resolve import resolve
+    from octavo.frontend.config import load_config
 
     registry = Registry.discover()
     config = load_config(mapping=settings["config"])

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from octavo.bench.result_file import write_json
-from octavo.core.config.models import COMPOSED, Choice
+from octavo.core.config.models import COMPOSED, ImplementationConfig
 from octavo.core.contracts.kv_cache_manager import KVCacheManagerContext
 from octavo.core.contracts.preemption_policy import PreemptionPolicyContext
 from octavo.core.contracts.scheduler_policy import SchedulerPolicyContext
@@ -96,7 +96,9 @@ class Load:
         blocks = self.running * -(-self.max_model_len // self.block_size) + 1
 
         def make(kind: str, choice: Any, context: Any) -> Any:
-            return registry.create(registry.select(kind, Choice.model_validate(choice)), context)
+            return registry.create(
+                registry.select(kind, ImplementationConfig.model_validate(choice)), context
+            )
 
         def make_policy(choice: Any) -> Any:
             context = SchedulerPolicyContext(self.running, self.budget, time.monotonic, make_policy)

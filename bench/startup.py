@@ -73,8 +73,8 @@ def start_once(config: dict[str, Any], cache: Path) -> dict[str, Any]:
 def child(out: Path, given: dict[str, Any]) -> None:
     """In the process: start, generate one token, write how long it took. The clocks of both
     processes are the system's, so that the interpreter's own start counts."""
-    from octavo.core.config.resolve import resolve
     from octavo.engine.builder import build_engine
+    from octavo.engine.resolve import resolve
     from octavo.frontend.assembly import configure
 
     config, registry = configure(config=given["config"])
@@ -105,7 +105,7 @@ def child(out: Path, given: dict[str, Any]) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command. Returns the exit status."""
-    from octavo.core.config.resolve import resolve
+    from octavo.engine.resolve import resolve
     from octavo.server.command_line.config import config_from_args
 
     config, registry = config_from_args(args)

@@ -141,8 +141,8 @@ def lines(result: Mapping[str, Any]) -> list[str]:
 
 def main(args: argparse.Namespace) -> int:
     """Run the benchmark that the command line asks for. Returns the exit status."""
-    from octavo.core.config.resolve import resolve
     from octavo.engine.builder import build_engine
+    from octavo.engine.resolve import resolve
     from octavo.server.command_line.config import config_from_args
 
     started = time.perf_counter()

@@ -1,7 +1,7 @@
-"""The environment variables that Octavo reads: one registry, documented, that raises on bad values.
+"""Environment variables: one registry, documented, that raises on invalid values.
 
-Nothing else in Octavo reads `os.environ` for a variable of its own. Values are read when asked for,
-so that a test or a caller may set them after the import.
+Each variable is declared as an `EnvVar` beside the code that reads it, and is read when asked for,
+so that a test or a caller may set it after the import. Octavo reads no other variable of its own.
 """
 
 from __future__ import annotations
@@ -17,20 +17,30 @@ from octavo.core.errors import ConfigError
 
 T = TypeVar("T")
 
+DECLARED: dict[str, EnvVar[Any]] = {}
+"""Every variable declared by the modules that are imported so far, by name."""
+
 
 @dataclass(frozen=True)
 class EnvVar(Generic[T]):
-    """name: of the variable. kind, default: as shown in the reference. doc: one sentence.
-    parse: from the text (None: not set) to the value; raises `ValueError` saying what it wants."""
+    """One environment variable. Creating it declares it."""
 
     name: str
     kind: str
+    """Type, as shown in the reference."""
     default: str
+    """As shown in the reference."""
     doc: str
     parse: Callable[[str | None], T]
+    """From the text (None: not set) to the value. Raises `ValueError` saying what it expects."""
+    secret: bool = False
+    """Kept from child processes that have no use for it."""
+
+    def __post_init__(self) -> None:
+        DECLARED[self.name] = self
 
     def get(self) -> T:
-        """The value now. Raises `ConfigError` naming the variable, the value and what is wanted."""
+        """The current value. Raises `ConfigError` for an invalid one."""
         text = os.environ.get(self.name)
         try:
             return self.parse(text)
@@ -40,32 +50,47 @@ class EnvVar(Generic[T]):
             ) from None
 
 
-def _names(text: str | None) -> tuple[str, ...] | None:
+def check() -> None:
+    """Raise `ConfigError` for the first declared variable with an invalid value."""
+    for variable in DECLARED.values():
+        variable.get()
+
+
+def child_environment(*, secrets: bool = False) -> dict[str, str]:
+    """Environment of a Python process that imports from the same places as this one."""
+    hidden = {name for name, variable in DECLARED.items() if variable.secret and not secrets}
+    kept = {name: value for name, value in os.environ.items() if name not in hidden}
+    places = [place or os.getcwd() for place in sys.path]
+    return {**kept, "PYTHONPATH": os.pathsep.join(dict.fromkeys(places))}
+
+
+def one_of(*names: str, default: str) -> Callable[[str | None], str]:
+    """Parser for a name, in upper or lower case."""
+
+    def parse(text: str | None) -> str:
+        if text is None:
+            return default
+        if text.lower() not in names:
+            raise ValueError(f"one of {', '.join(names)}")
+        return text.lower()
+
+    return parse
+
+
+def name_list(text: str | None) -> tuple[str, ...] | None:
+    """Parser for comma-separated names."""
     if text is None:
         return None
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _folder(text: str | None) -> Path:
-    if text is None:
-        return Path("~/.cache/octavo").expanduser()
-    path = Path(text).expanduser()
-    if not text.strip():
-        raise ValueError("a folder")
+def _directory(text: str | None) -> Path:
+    path = Path("~/.cache/octavo" if text is None else text).expanduser()
+    if not str(text).strip():
+        raise ValueError("a directory")
     if path.exists() and not path.is_dir():
-        raise ValueError("a folder, not a file")
+        raise ValueError("a directory, not a file")
     return path
-
-
-_LEVELS = ("debug", "info", "warning", "error")
-
-
-def _log_level(text: str | None) -> str:
-    if text is None:
-        return "info"
-    if text.lower() not in _LEVELS:
-        raise ValueError(f"one of {', '.join(_LEVELS)}")
-    return text.lower()
 
 
 def _switch(text: str | None) -> bool:
@@ -79,72 +104,20 @@ PLUGINS = EnvVar(
     "names, comma-separated",
     "not set: all that are installed",
     "Allowlist of third-party distributions or entry points of the group `octavo`; when set, no "
-    "other one is loaded. Octavo's own, and what `plugins.load` names, are always loaded.",
-    _names,
+    "others are loaded. Octavo's own plugins and those in `plugins.load` are always loaded.",
+    name_list,
 )
 CACHE_DIR = EnvVar(
     "OCTAVO_CACHE_DIR",
-    "folder",
+    "directory",
     "~/.cache/octavo",
-    "Where converted weights and compiled kernels are kept.",
-    _folder,
+    "Directory for converted weights and compiled kernels.",
+    _directory,
 )
-LOG_LEVEL = EnvVar(
-    "OCTAVO_LOG_LEVEL",
-    "debug, info, warning or error",
-    "info",
-    "Least severe log messages that the command line prints.",
-    _log_level,
-)
-
-CPU_ISAS = ("native", "avx2", "generic")
-
-
-def _isa(text: str | None) -> str:
-    if text is not None and text not in CPU_ISAS:
-        raise ValueError(f"one of {', '.join(CPU_ISAS)}")
-    return text or "native"
-
-
-CPU_ISA = EnvVar(
-    "OCTAVO_CPU_ISA",
-    "native, avx2 or generic",
-    "native: all that this CPU has",
-    "Instruction set that the native CPU kernels are compiled for.",
-    _isa,
-)
-
-API_KEYS = EnvVar(
-    "OCTAVO_API_KEYS",
-    "keys, comma-separated",
-    "not set",
-    "API keys of the server beside those of the configuration, each a key or `name:key`.",
-    _names,
-)
-
 TRACE_HOOKS = EnvVar(
     "OCTAVO_TRACE_HOOKS",
     "0 or 1",
     "0",
-    "Whether each call of a plugin's hook is printed on stderr, with what it offers.",
+    "Print each call of a plugin hook, with its result, on stderr.",
     _switch,
 )
-
-_SECRET = (API_KEYS.name,)
-
-
-def child_environment(*, secrets: bool = False) -> dict[str, str]:
-    """For a Python process that imports from the same places as this one. secrets: whether it has
-    a use for them."""
-    kept = {name: value for name, value in os.environ.items() if secrets or name not in _SECRET}
-    places = [place or os.getcwd() for place in sys.path]
-    return {**kept, "PYTHONPATH": os.pathsep.join(dict.fromkeys(places))}
-
-
-ALL: tuple[EnvVar[Any], ...] = (PLUGINS, CACHE_DIR, LOG_LEVEL, CPU_ISA, API_KEYS, TRACE_HOOKS)
-
-
-def check() -> None:
-    """Raise `ConfigError` for the first variable whose value cannot be read."""
-    for variable in ALL:
-        variable.get()

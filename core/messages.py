@@ -27,26 +27,20 @@ Float32 = NDArray[np.float32]
 
 
 class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One sequence to generate. A request with n > 1 is n of these with one `parent`.
+    """One sequence to generate. A request with n > 1 is n of these with one `parent`."""
 
-    handle: unique among the live requests of one engine, chosen by the front end. request_id: the
-    caller's name for it. index: which of the n choices (the draw index of its random numbers).
-    parent: handle of choice 0; the KV of the prompt is forked from it where that is possible.
-    extra_keys: requests share cached KV only when these are equal (cache salt, adapter).
-    max_tokens: resolved, at least 1. eos_token_ids: end tokens unless `sampling.ignore_eos`.
-    """
-
-    handle: int
-    request_id: str
+    handle: int  # unique among the live requests of one engine, chosen by the front end
+    request_id: str  # the caller's name for it
     token_ids: Int32
     sampling: SamplingParams
     seed: int
-    max_tokens: int
-    eos_token_ids: list[int] = []
-    index: int = 0
-    parent: int | None = None
+    max_tokens: int  # resolved, at least 1
+    eos_token_ids: list[int] = []  # end tokens unless `sampling.ignore_eos`
+    index: int = 0  # which of the n choices (the draw index of its random numbers)
+    parent: int | None = None  # handle of choice 0, whose KV of the prompt is forked if possible
     priority: int = 0
     user: str | None = None
+    # Requests share cached KV only when these are equal (cache salt, adapter).
     extra_keys: list[bytes] = []
     adapter: int = 0
 
@@ -55,21 +49,16 @@ class EngineRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class AdmittedRow(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A sequence that gets a slot in this step: new, resumed after preemption, or forked.
-
-    token_ids: all known tokens (prompt, and output of an earlier life). num_prompt: how many of
-    them the caller sent. num_computed: leading tokens whose KV is already in the blocks. blocks:
-    int32[G, n], the slot's block table. seed, index: of the random draw.
-    """
+    """A sequence that gets a slot in this step: new, resumed after preemption, or forked."""
 
     slot: int
     handle: int
-    token_ids: Int32
-    num_prompt: int
-    num_computed: int
-    blocks: Int32
+    token_ids: Int32  # all known tokens: prompt, and output before a preemption
+    num_prompt: int  # of these, sent by the caller
+    num_computed: int  # leading tokens whose KV is already in the blocks
+    blocks: Int32  # int32[G, n], the slot's block table
     sampling: SamplingParams
-    seed: int
+    seed: int  # of the random draw, as `index`
     index: int = 0
     eos_token_ids: list[int] = []
     adapter: int = 0
@@ -81,50 +70,37 @@ class StepPlan(msgspec.Struct, kw_only=True, omit_defaults=True):
     Applied in this order: released, admitted, appended, copies; then the forward pass. Copies run
     in the order given, one after the other: a block that is swapped out, handed out again and
     filled from the host within one step is read before it is written.
-
-    step: counts from 0. released: int32[n] slots that are free now. appended: int32[4, n] rows
-    (group, slot, index in the block table, block id). copies: int32[5, n] rows (kind, group,
-    source, target, tokens) with kind 0 inside the device, 1 device to host, 2 host to device.
-    slots: int32[B] the batch in order, the `num_decodes` rows that compute exactly one token and
-    sample come first. counts: int32[B] tokens each row computes. sample_rows: int32[R] indices into
-    the batch that sample, ascending. layout: changes whenever `slots` differs from the last plan,
-    so that a worker may keep what it derived from it. needs_mask: the engine will send masks for
-    this step through `Executor.sample`.
     """
 
-    step: int
-    slots: Int32
-    counts: Int32
-    num_decodes: int
-    sample_rows: Int32
-    layout: int
-    released: Int32
-    appended: Int32
+    step: int  # from 0
+    slots: Int32  # int32[B], the batch in order
+    counts: Int32  # int32[B], tokens each row computes
+    num_decodes: int  # leading rows that compute exactly one token and sample
+    sample_rows: Int32  # int32[R], indices into the batch, ascending
+    layout: int  # changes whenever `slots` differs from the last plan
+    released: Int32  # int32[n], slots that are free now
+    appended: Int32  # int32[4, n], rows (group, slot, index in the block table, block id)
+    # int32[5, n], rows (kind, group, source, target, tokens), kind as in `CopyKind`.
     copies: Int32
     admitted: list[AdmittedRow] = []
-    needs_mask: bool = False
+    needs_mask: bool = False  # the engine will send masks through `Executor.sample`
 
 
 class LogitMasks(msgspec.Struct, kw_only=True):
-    """From host logits processors. rows: int32[m] indices into the R sampling rows. bitmask:
-    int32[m, ceil(V / 32)]; bit t % 32 of word t // 32 says whether token t may be sampled."""
+    """From host logits processors."""
 
-    rows: Int32
-    bitmask: Int32
+    rows: Int32  # int32[m], indices into the R sampling rows
+    bitmask: Int32  # int32[m, ceil(V / 32)]; bit t % 32 of word t // 32: token t is allowed
 
 
 class Logprobs(msgspec.Struct, kw_only=True):
-    """Columns for m positions, with k alternatives each. rows: int32[m] (indices into the R
-    sampling rows, or into the prompt). token_ids: int32[m, 1 + k], the chosen token first, then the
-    k most probable in descending order. values: float32[m, 1 + k] natural logarithms of raw
-    probabilities. ranks: int32[m] rank of the chosen token, from 1. num: int32[m] how many of the k
-    a row asked for."""
+    """Columns for m positions, with k alternatives each."""
 
-    rows: Int32
-    token_ids: Int32
-    values: Float32
-    ranks: Int32
-    num: Int32
+    rows: Int32  # int32[m], indices into the R sampling rows, or into the prompt
+    token_ids: Int32  # int32[m, 1 + k], the chosen token, then the k most probable, descending
+    values: Float32  # float32[m, 1 + k], natural logarithms of raw probabilities
+    ranks: Int32  # int32[m], rank of the chosen token, from 1
+    num: Int32  # int32[m], how many of the k a row asked for
 
 
 class PromptLogprobs(msgspec.Struct, kw_only=True):
@@ -136,39 +112,33 @@ class PromptLogprobs(msgspec.Struct, kw_only=True):
 
 
 class StepResult(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """token_ids: int32[R, W]. counts: int32[R] valid tokens of each row, None: all W. errors: rows
-    (of R) that could not be sampled, with the message; their tokens are meaningless. faults: those
-    of them that failed by no doing of their request. Times are seconds spent in the worker; copy_s,
-    those of copies between host and device, is part of prepare_s on a CPU, and runs beside it on
-    CUDA."""
+    """What a step computed. Times are seconds spent in the worker."""
 
     step: int
-    token_ids: Int32
-    counts: Int32 | None = None
-    errors: dict[int, str] = {}
-    faults: list[int] = []
+    token_ids: Int32  # int32[R, W]
+    counts: Int32 | None = None  # int32[R], valid tokens of each row; None: all W
+    errors: dict[int, str] = {}  # rows (of R) that could not be sampled; their tokens mean nothing
+    faults: list[int] = []  # those of them that are not their request's fault
     logprobs: Logprobs | None = None
     prompt_logprobs: list[PromptLogprobs] = []
     prepare_s: float = 0.0
     forward_s: float = 0.0
     sample_s: float = 0.0
-    copy_s: float = 0.0
+    copy_s: float = 0.0  # between host and device: part of prepare_s on a CPU, beside it on CUDA
 
 
 # ---- engine to front end ------------------------------------------------------------------------
 
 
 class Finish(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A sequence ended. reason: `stop`, `length`, `abort` or `error`. stop_token: the stop token id
-    that ended it (not for eos). error: the message, when the reason is `error`; param and code: of
-    the `RequestError` that it was (`internal_error`: not the request's doing)."""
+    """A sequence ended."""
 
     handle: int
-    reason: str
-    stop_token: int | None = None
-    error: str | None = None
+    reason: str  # `stop`, `length`, `abort` or `error`
+    stop_token: int | None = None  # stop token id that ended it (not for eos)
+    error: str | None = None  # message of the `RequestError`, as param and code
     param: str | None = None
-    code: str | None = None
+    code: str | None = None  # `internal_error`: not the request's fault
     num_preemptions: int = 0
 
 
@@ -197,21 +167,15 @@ class SchedulerStats(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class EngineOutputs(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """All that one step produced, as one message.
-
-    handles: int64[n] the sequences that got tokens. token_ids: int32[n, W]. counts: int32[n] valid
-    tokens of each, None: all W. finished comes after the tokens. cached: handle to prompt tokens
-    that were found in the prefix cache, sent once, when the sequence is first admitted.
-    logprobs.rows index `handles`.
-    """
+    """All that one step produced, as one message. `finished` comes after the tokens."""
 
     step: int
-    handles: Int64
-    token_ids: Int32
-    counts: Int32 | None = None
+    handles: Int64  # int64[n], sequences that got tokens
+    token_ids: Int32  # int32[n, W]
+    counts: Int32 | None = None  # int32[n], valid tokens of each; None: all W
     finished: list[Finish] = []
-    cached: dict[int, int] = {}
-    logprobs: Logprobs | None = None
+    cached: dict[int, int] = {}  # handle to prompt tokens found in the prefix cache, sent once
+    logprobs: Logprobs | None = None  # `rows` index `handles`
     prompt_logprobs: list[PromptLogprobs] = []
     stats: SchedulerStats | None = None
 

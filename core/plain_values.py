@@ -52,7 +52,7 @@ def _check_size(value: Any) -> None:
         for item in value:
             _check_size(item)
     elif isinstance(value, int) and not LEAST <= value <= LARGEST:
-        raise ValueError(f"expected whole numbers from {LEAST} to {LARGEST}")
+        raise ValueError(f"expected integers from {LEAST} to {LARGEST}")
 
 
 def _kinds(annotation: Any) -> Iterator[Any]:
@@ -71,5 +71,5 @@ def _kinds(annotation: Any) -> Iterator[Any]:
 
 def _name(kind: Any) -> str:
     if kind is str:
-        return "text"
+        return "a string"
     return _NAMES.get(kind) or (kind.__name__ if isinstance(kind, type) else repr(kind))

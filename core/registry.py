@@ -1,7 +1,7 @@
 """The registry: every implementation that is known, which of them is chosen, and how it is made.
 
     registry = Registry.discover(load=["./my.py:Policy"])
-    selection = registry.select("scheduler_policy", Choice(name="fcfs"))
+    selection = registry.select("scheduler_policy", ImplementationConfig(name="fcfs"))
     policy = registry.create(selection, context)
 
 Third parties and built-ins come through the same entry-point group, hooks and checks. Nothing is
@@ -17,7 +17,7 @@ from typing import Any
 
 from octavo.core import envvars
 from octavo.core.availability import availability
-from octavo.core.config.models import Choice
+from octavo.core.config.models import ImplementationConfig
 from octavo.core.config.origin import Origin, Path, dotted
 from octavo.core.contract_checks import check_class, check_factory, version_problem
 from octavo.core.contracts import KINDS, ProbeContext
@@ -214,7 +214,7 @@ class Registry:
     def select(
         self,
         kind: str,
-        choice: Choice,
+        choice: ImplementationConfig,
         ctx: ProbeContext | None = None,
         *,
         explicit: bool = True,
@@ -251,7 +251,7 @@ class Registry:
     def check(
         self,
         kind: str,
-        choice: Choice,
+        choice: ImplementationConfig,
         *,
         path: Path | None = None,
         origin: Origin | None = None,

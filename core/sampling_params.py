@@ -32,27 +32,16 @@ _SWITCHES = (
 )
 
 
-NOT_IN_PARAMS = {
-    "best_of": "ask for n choices and compare their cumulative_logprob (with logprobs=0)",
-    "use_beam_search": "there is no beam search",
-    "length_penalty": "there is no beam search",
-    "early_stopping": "there is no beam search",
-    "guided_decoding": "give structured_outputs, with the keys of StructuredOutputsParams",
-    "output_kind": "LLM.stream and AsyncLLM.stream yield what is new, AsyncLLM.generate all so "
-    "far, AsyncLLM.complete the last output alone",
-    "logits_processors": "a logits processor is a plugin, named in the configuration; extra_args "
-    "carries its parameters",
-    "truncate_prompt_tokens": "cut the prompt's token ids",
-}
-"""Parameters of vLLM that are not here, and what to do instead."""
+UNSUPPORTED: dict[str, str] = {}
+"""Parameters of other engines, with what to do instead; `octavo.frontend.vllm` fills it."""
 
 
 class _ParamsMeta(type(msgspec.Struct)):  # type: ignore[misc]
-    """Says of a parameter that vLLM has, or had, what to do instead."""
+    """Adds a hint to the error for a parameter that another engine has."""
 
     def __call__(cls, *args: Any, **values: Any) -> Any:
-        for name in NOT_IN_PARAMS.keys() & values.keys():
-            raise TypeError(f"SamplingParams has no '{name}': {NOT_IN_PARAMS[name]}")
+        for name in UNSUPPORTED.keys() & values.keys():
+            raise TypeError(f"SamplingParams has no '{name}': {UNSUPPORTED[name]}")
         return super().__call__(*args, **values)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from octavo.core.config.models import Choice
+from octavo.core.config.models import ImplementationConfig
 from octavo.core.contracts.engine_extension import EngineExtension, EngineExtensionContext
 from octavo.core.contracts.executor import (
     Executor,
@@ -35,8 +35,8 @@ from octavo.engine.scheduler.step import SchedulerLimits
 from octavo.engine.tokenizer import make_tokenizer
 
 if TYPE_CHECKING:
-    from octavo.core.config.resolve import Resolved
     from octavo.core.registry import Registry
+    from octavo.engine.resolve import Resolved
 
 DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
 """`max_num_batched_tokens: auto` where nothing was measured, by device."""
@@ -195,7 +195,9 @@ def _make_policy(
         """The configured policy for None, or one that it is composed of."""
         selection = resolved.selections["scheduler_policy"]
         if choice is not None:
-            selection = registry.select("scheduler_policy", Choice.model_validate(choice))
+            selection = registry.select(
+                "scheduler_policy", ImplementationConfig.model_validate(choice)
+            )
         policy: SchedulerPolicy = registry.create(
             selection, SchedulerPolicyContext(room.max_num_seqs, budget, clock, make)
         )

@@ -1,6 +1,6 @@
-"""What the machine has: the device, and the CPU threads that this process may use.
+"""Detects the device and the CPU threads that this process may use.
 
-torch is imported only when a CUDA driver is there, or CUDA is asked for.
+torch is imported only when a CUDA driver is present or CUDA is requested.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _SPINS = "10000"
 
 
 def detect_platform(device: str) -> tuple[Platform, str]:
-    """The platform for `executor.device`, and why. Raises `ConfigError` for a `cuda` that is not
-    there."""
+    """The platform for `executor.device`, and why. Raises `ConfigError` when `cuda` is requested
+    and not available."""
     if device == "cpu":
-        return Platform("cpu"), "named in the configuration"
-    missing = None if device == "cuda" or _has_driver() else "no NVIDIA driver is here"
+        return Platform("cpu"), "set in the configuration"
+    missing = None if device == "cuda" or _has_driver() else "no NVIDIA driver found"
     if missing is None:
         platform, missing = _ask_torch()
         if platform is not None:
-            chosen = "named in the configuration" if device == "cuda" else "a CUDA device is here"
+            chosen = "set in the configuration" if device == "cuda" else "CUDA device found"
             return platform, chosen
     if device == "cuda":
         raise ConfigError(
-            f"cuda is asked for, but {missing}; expected a CUDA device, or executor.device: cpu",
+            f"cuda requested, but {missing}; set executor.device: cpu to run without",
             path="executor.device",
         )
     return Platform("cpu"), str(missing)
@@ -64,7 +64,7 @@ def cpu_threads() -> tuple[int, str]:
         cores, why = os.cpu_count() or 1, "cores of this machine"
     quota = cgroup_cpus()
     if quota is not None and quota < cores:
-        return max(1, math.ceil(quota)), f"the cgroup allows {quota:g} cores"
+        return max(1, math.ceil(quota)), f"cgroup limit of {quota:g} cores"
     return max(1, cores), why
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from octavo.core.config.models import MAX_BLOCKS, KVCacheConfig
 from octavo.core.contracts.eviction_policy import EvictionPolicyContext
 from octavo.core.contracts.executor import WorkerReport
 from octavo.core.contracts.kv_cache_manager import KVCacheManager, KVCacheManagerContext
 from octavo.core.contracts.preemption_policy import PreemptionPolicy
 from octavo.core.errors import CapacityError, ConfigError
 from octavo.engine.capacity import breakdown, no_room, size, too_long
+from octavo.engine.config import MAX_BLOCKS, KVCacheConfig
 
 if TYPE_CHECKING:
-    from octavo.core.config.resolve import Resolved
     from octavo.core.registry import Registry
+    from octavo.engine.resolve import Resolved
 
 DEFAULT_SWAP_SPACE = 4 * 2**30
 """`preemption.swap_space` at most, where it is not configured."""

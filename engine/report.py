@@ -10,7 +10,7 @@ from octavo.core.contracts.executor import DeviceMemory, WorkerChoice, WorkerRep
 from octavo.engine.capacity import breakdown, size
 
 if TYPE_CHECKING:
-    from octavo.core.config.resolve import Resolved
+    from octavo.engine.resolve import Resolved
 
 
 @dataclass(frozen=True)

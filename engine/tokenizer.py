@@ -8,8 +8,8 @@ from octavo.core.contracts.tokenizer import Tokenizer, TokenizerContext
 from octavo.core.errors import ModelNotFound
 
 if TYPE_CHECKING:
-    from octavo.core.config.resolve import Resolved
     from octavo.core.registry import Registry
+    from octavo.engine.resolve import Resolved
 
 
 def make_tokenizer(resolved: Resolved, registry: Registry) -> Tokenizer:

@@ -18,10 +18,10 @@ from octavo.frontend.text.inputs import InputProcessor
 from octavo.frontend.text.parsers import AnswerParsers
 
 if TYPE_CHECKING:
-    from octavo.core.config.models import EngineConfig
-    from octavo.core.config.resolve import Resolved
     from octavo.core.registry import Registry
+    from octavo.engine.config import EngineConfig
     from octavo.engine.core import EngineCore
+    from octavo.engine.resolve import Resolved
 
 ConfigSource = str | os.PathLike[str] | Mapping[str, Any]
 
@@ -35,10 +35,10 @@ def configure(
     keywords: Mapping[str, Any] | None = None,
 ) -> tuple[EngineConfig, Registry]:
     """Configuration and plugins. keywords: under vLLM's names, they win over `config`."""
-    from octavo.core.config.keywords import from_keywords
-    from octavo.core.config.loading import load_config
-    from octavo.core.config.models import EngineConfig
     from octavo.core.registry import Registry
+    from octavo.engine.config import EngineConfig
+    from octavo.frontend.config import load_config
+    from octavo.frontend.vllm.keywords import from_keywords
 
     if isinstance(plugins, str) or not isinstance(plugins, Iterable):
         raise PluginError(
@@ -71,8 +71,10 @@ def make_parsers(config: EngineConfig, registry: Registry) -> AnswerParsers:
     """The parsers that the configuration chooses, or that the user handed over."""
     from octavo.core.config.models import AUTO
 
+    server: Any = config.server  # type: ignore[attr-defined]
+
     def make(kind: str, context: Any) -> Any:
-        choice = getattr(config.server, kind)
+        choice = getattr(server, kind)
         if choice is None and not registry.preferred(kind):
             return None
         selection = registry.select(kind, choice or AUTO, explicit=choice is not None)
@@ -91,7 +93,7 @@ def make_inputs(
     parsers: AnswerParsers = AnswerParsers(),  # noqa: B008
 ) -> InputProcessor:
     """The input processor for a resolved model."""
-    from octavo.core.config.model_facts import text_config
+    from octavo.core.hf_config import text_config
 
     settings = resolved.config.model
     assert settings.max_model_len is not None, "resolve settles max_model_len"

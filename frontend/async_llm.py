@@ -24,9 +24,9 @@ from octavo.frontend.text.output_processor import OutputProcessor
 from octavo.frontend.text.state import OutputMode
 
 if TYPE_CHECKING:
-    from octavo.core.config.models import EngineConfig
-    from octavo.core.config.resolve import Resolved
     from octavo.core.registry import Registry
+    from octavo.engine.config import EngineConfig
+    from octavo.engine.resolve import Resolved
     from octavo.frontend.assembly import ConfigSource
 
 R = TypeVar("R")
@@ -59,7 +59,7 @@ class AsyncLLM:
         **keywords: Any,
     ) -> None:
         def parts() -> Parts:
-            from octavo.core.config.resolve import resolve
+            from octavo.engine.resolve import resolve
             from octavo.frontend import assembly
 
             named = tokenizer if isinstance(tokenizer, str) else None

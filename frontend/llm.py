@@ -22,21 +22,13 @@ from octavo.frontend.text.inputs import InputProcessor, PreparedRequest, Prompt
 from octavo.frontend.text.output_processor import OutputProcessor
 from octavo.frontend.text.state import OutputMode
 from octavo.frontend.turns import Turns
+from octavo.frontend.vllm.differences import ARGUMENTS, METHODS
 
 if TYPE_CHECKING:
-    from octavo.core.config.models import EngineConfig
+    from octavo.engine.config import EngineConfig
     from octavo.frontend.assembly import ConfigSource
 
 Params = SamplingParams | Sequence[SamplingParams] | None
-
-
-_POOLING = "Octavo generates text, and serves no embedding, classification or reward models"
-NOT_IN_LLM = {
-    "beam_search": "sample n choices and compare their cumulative_logprob (with logprobs=0)",
-    **dict.fromkeys(("embed", "classify", "score", "reward"), _POOLING),
-    "encode": f"{_POOLING}; tokens of a text: get_tokenizer().encode(text)",
-}
-"""Methods of vLLM's `LLM` that are not here, and what to do instead."""
 
 
 class LLM:
@@ -63,7 +55,7 @@ class LLM:
         progress: Callable[[str], None] | None = None,
         **keywords: Any,
     ) -> None:
-        from octavo.core.config.resolve import resolve
+        from octavo.engine.resolve import resolve
         from octavo.engine.tokenizer import make_tokenizer
         from octavo.frontend import assembly
 
@@ -94,9 +86,9 @@ class LLM:
         self._left: deque[str] = deque()  # requests of streams that were left
 
     def __getattr__(self, name: str) -> Any:
-        """Only for what is not there: says so of methods that vLLM's has."""
-        if name in NOT_IN_LLM:
-            raise AttributeError(f"LLM.{name} is not built: {NOT_IN_LLM[name]}")
+        """Called for missing attributes only: says what to do instead of a method of vLLM's."""
+        if name in METHODS:
+            raise AttributeError(f"LLM.{name}: {METHODS[name].message}")
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     # ---- generation ------------------------------------------------------------------------------
@@ -118,14 +110,11 @@ class LLM:
         `GenerationError` after all others have finished.
         """
         if lora_request is not None:
-            raise RequestError("adapters are not built in", param="lora_request")
-        if prompt_token_ids is not None or prompts is None:
-            raise RequestError(
-                "token ids are given as prompts: generate([{'prompt_token_ids': [...]}, ...])"
-                if prompt_token_ids is not None
-                else "expected a prompt or a list of prompts, got None",
-                param="prompts" if prompt_token_ids is None else "prompt_token_ids",
-            )
+            raise RequestError(ARGUMENTS["lora_request"].message, param="lora_request")
+        if prompt_token_ids is not None:
+            raise RequestError(ARGUMENTS["prompt_token_ids"].message, param="prompt_token_ids")
+        if prompts is None:
+            raise RequestError("expected a prompt or a list of prompts, got None", param="prompts")
         many = _is_batch(prompts)
         batch: Sequence[Prompt] = prompts if many else [prompts]  # type: ignore[assignment,list-item]
         with self._turns:

@@ -151,13 +151,14 @@ def text_side(settled: wire.Settled, registry: Registry) -> InputProcessor:
     """The input processor for what the engine process has resolved."""
     from pathlib import Path
 
-    from octavo.core.config.models import EngineConfig
-    from octavo.core.config.resolve import Resolved
+    from octavo.core.config import config_model
     from octavo.core.contracts import Platform, ProbeContext
+    from octavo.engine.config import EngineConfig
+    from octavo.engine.resolve import Resolved
     from octavo.engine.tokenizer import make_tokenizer
     from octavo.frontend import assembly
 
-    config = EngineConfig.model_validate(settled.config)
+    config = config_model(EngineConfig).model_validate(settled.config)
     folder = None if settled.tokenizer_dir is None else Path(settled.tokenizer_dir)
     platform = Platform(settled.device)
     facts = {"source": config.model.source, "tokenizer_dir": folder}

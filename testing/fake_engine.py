@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.core.config.models import COMPOSED, Choice
+from octavo.core.config.models import COMPOSED, ImplementationConfig
 from octavo.core.contracts.engine_extension import EngineExtensionContext
 from octavo.core.contracts.eviction_policy import EvictionPolicyContext
 from octavo.core.contracts.kv_cache_manager import KVCacheManagerContext
@@ -44,9 +44,9 @@ def _part(kind: str, part: Any, context: Any) -> Any:
         return part(context)
     if isinstance(part, list):
         part = {"name": COMPOSED, "policies": part}
-    if not isinstance(part, str | dict | Choice):
+    if not isinstance(part, str | dict | ImplementationConfig):
         return part
-    selection = _registry().select(kind, Choice.model_validate(part))
+    selection = _registry().select(kind, ImplementationConfig.model_validate(part))
     return _registry().create(selection, context)
 
 

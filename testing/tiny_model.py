@@ -75,10 +75,10 @@ def make_engine(
     config: nested mapping as in YAML. objects: plugins, as `LLM(plugins=...)` takes them. The
     caller closes it.
     """
-    from octavo.core.config.loading import load_config
-    from octavo.core.config.resolve import resolve
     from octavo.core.registry import Registry
     from octavo.engine.builder import build_engine
+    from octavo.engine.resolve import resolve
+    from octavo.frontend.config import load_config
 
     mapping: dict[str, Any] = {
         "model": {"source": str(source)},

@@ -1,9 +1,8 @@
 """Write what the documentation has from the code: `make docs`.
 
-docs/contracts.md comes from the source of the contracts, docs/configuration.md from the models of
-the configuration, the README's table of built-in parts from what they register,
-docs/gpu-kernels.md from the table of compiled kernels. Tests compare them with what this makes, so
-that they cannot grow stale.
+docs/contracts.md comes from the source of the contracts, the README's table of built-in parts from
+what they register, docs/gpu-kernels.md from the table of compiled kernels. Tests
+compare them with what this makes.
 """
 
 from __future__ import annotations
@@ -14,13 +13,11 @@ import json
 from pathlib import Path
 
 from octavo import backends, models, plugins
-from octavo.core.config.reference import reference
 from octavo.core.contracts import KINDS, Kind, provider
 from octavo.testing.conformance import SUITES, suite_of
 from octavo.testing.conformance.base import ConformanceSuite, promise_text, promises
 
 ROOT = Path(__file__).resolve().parent.parent
-CONFIGURATION = ROOT / "docs" / "configuration.md"
 CONTRACTS = ROOT / "docs" / "contracts.md"
 README = ROOT / "README.md"
 CONFORMANCE = ROOT / "docs" / "conformance.md"
@@ -138,25 +135,34 @@ def names_of_values(tree: ast.Module) -> str:
     return text
 
 
-def fields(node: ast.ClassDef) -> list[str]:
-    """Annotated attributes, `name: type = default`."""
-    return [ast.unparse(item) for item in node.body if isinstance(item, ast.AnnAssign)]
+def fields(node: ast.ClassDef, source: str) -> list[str]:
+    """Annotated attributes and members, with the comments above and beside them."""
+    lines = source.splitlines()
+    found: list[str] = []
+    for item in node.body:
+        if isinstance(item, ast.AnnAssign | ast.Assign):
+            first = item.lineno - 1
+            while lines[first - 1].lstrip().startswith("#"):
+                first -= 1
+            found += [line[4:] for line in lines[first : item.end_lineno]]
+    return found
 
 
 def block(lines: list[str]) -> str:
     return "```python\n" + "\n".join(lines) + "\n```\n\n"
 
 
-def data_class(node: ast.ClassDef) -> str:
+def data_class(node: ast.ClassDef, source: str) -> str:
     text = f"**`{node.name}`**"
     text += f": {doc(node)}\n\n" if doc(node) else "\n\n"
-    return text + (block(fields(node)) if fields(node) else "")
+    found = fields(node, source)
+    return text + (block(found) if found else "")
 
 
-def contract_class(node: ast.ClassDef) -> str:
+def contract_class(node: ast.ClassDef, source: str) -> str:
     text = f"### class `{node.name}`\n\n{doc(node)}\n\n"
-    if fields(node):
-        text += block(fields(node))
+    if found := fields(node, source):
+        text += block(found)
     for item in node.body:
         if isinstance(item, ast.FunctionDef):
             kept = "must be implemented" if is_abstract(item) else "has a default"
@@ -185,17 +191,19 @@ def parse(kind: Kind) -> tuple[ast.Module, dict[str, ast.ClassDef]]:
 def section(kind: Kind) -> str:
     """One kind: hook, what its module says, what a factory gets, the class, its vocabulary."""
     tree, classes = parse(kind)
+    source = inspect.getsource(kind.module)
     heading, when = hook_heading(kind, classes)
     text = f'## `{heading}`\n\nKind `{kind.name}`, version `"{kind.version}"`, chosen by '
     text += f"`{kind.config_path}`.\n\n{when}\n\n{doc(tree)}\n\n"
     context, contract = classes[kind.context.__name__], classes[kind.contract.__name__]
-    text += f"### context `{context.name}`\n\n{doc(context)}\n\n{block(fields(context))}"
-    text += contract_class(contract)
+    text += f"### context `{context.name}`\n\n{doc(context)}\n\n{block(fields(context, source))}"
+    text += contract_class(contract, source)
     for node in classes.values():
         if node in (context, contract) or node.name == "Spec":
             continue
         bases = {ast.unparse(base) for base in node.bases}
-        text += contract_class(node) if bases & {"ABC", contract.name} else data_class(node)
+        is_contract = bases & {"ABC", contract.name}
+        text += (contract_class if is_contract else data_class)(node, source)
     return text + names_of_values(tree)
 
 
@@ -207,11 +215,12 @@ def page() -> str:
         rows += f"| {kind.name} | `{kind.module.__name__}` | `{kind.config_path}` "
         rows += f"| [`{kind.hook}`](#{anchor(heading)}) |\n"
         sections += section(kind)
-    tree = ast.parse(inspect.getsource(provider))
+    source = inspect.getsource(provider)
+    tree = ast.parse(source)
     shared = "## What all kinds share\n\n"
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name != "NoOptions":
-            shared += data_class(node)
+            shared += data_class(node, source)
     lines = (INTRODUCTION + rows + "\n" + shared + sections).splitlines()
     return "\n".join(line.rstrip() for line in lines).rstrip() + "\n"
 
@@ -340,10 +349,9 @@ def gpu_kernels() -> str:
 def main() -> None:
     GPU_KERNELS.write_text(gpu_kernels())
     CONTRACTS.write_text(page())
-    CONFIGURATION.write_text(reference())
     README.write_text(readme(README.read_text()))
     CONFORMANCE.write_text(conformance_page())
-    for file in (GPU_KERNELS, CONTRACTS, CONFIGURATION, README, CONFORMANCE):
+    for file in (GPU_KERNELS, CONTRACTS, README, CONFORMANCE):
         print(f"wrote {file.relative_to(ROOT)}")
 
 

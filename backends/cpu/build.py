@@ -27,8 +27,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo.backends import CPU_ISA
 from octavo.core.contracts import Availability, ProbeContext
-from octavo.core.envvars import CACHE_DIR, CPU_ISA
+from octavo.core.envvars import CACHE_DIR
 from octavo.core.errors import PluginUnavailable
 
 _FOLDER = Path(__file__).parent

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from octavo.backends import CPU_ISA
 from octavo.backends.cpu import build
 from octavo.core.contracts.attention_backend import AttentionBatch, AttentionLayer
-from octavo.core.envvars import CPU_ISA
 
 ALIGNMENT = 64
 

@@ -6,7 +6,7 @@ import importlib.metadata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.core.config.models import EngineConfig
+from octavo.engine.config import EngineConfig
 from octavo.engine.report import StartupReport
 
 IRRELEVANT = ("server", "observability")
@@ -24,7 +24,7 @@ REPORTED = (
 
 def flat_config(config: EngineConfig) -> dict[str, Any]:
     """Dotted keys of a resolved configuration; a choice stays whole."""
-    from octavo.core.config.show import plain
+    from octavo.core.config.models import plain
 
     found: dict[str, Any] = {}
     for section in type(config).model_fields:

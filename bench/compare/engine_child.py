@@ -61,9 +61,9 @@ class EngineChild:
     def do_start(self, file: str, overrides: list[str]) -> dict[str, Any]:
         """Build the engine; what there is to know of it."""
         from octavo.bench.compare.differences import flat_config, plugin_versions
-        from octavo.core.config.loading import load_config
-        from octavo.core.config.resolve import resolve
         from octavo.engine.builder import build_engine
+        from octavo.engine.resolve import resolve
+        from octavo.frontend.config import load_config
         from octavo.server.command_line.config import registry_from_config
 
         config = load_config(file, overrides=overrides)

@@ -262,8 +262,8 @@ def _peak(pid: int) -> int:
 def _resolved(file: str, overrides: Sequence[str]) -> dict[str, Any]:
     """The resolved configuration of a server that was started from a file."""
     from octavo.bench.compare.differences import flat_config
-    from octavo.core.config.loading import load_config
-    from octavo.core.config.resolve import resolve
+    from octavo.engine.resolve import resolve
+    from octavo.frontend.config import load_config
     from octavo.server.command_line.config import registry_from_config
 
     config = load_config(file, overrides=overrides)

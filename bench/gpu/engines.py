@@ -20,10 +20,10 @@ from octavo.core.messages import EngineRequest
 from octavo.core.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from octavo.core.config.resolve import Resolved
     from octavo.core.contracts.executor import Executor
     from octavo.core.registry import Registry
     from octavo.engine.core import EngineCore
+    from octavo.engine.resolve import Resolved
 
 BLOCK_SIZE = 16
 ROOM = 384
@@ -61,9 +61,9 @@ def engine_config(given: Mapping[str, Any], device: str, folder: Path) -> dict[s
 
 def settle(config: dict[str, Any]) -> tuple[Resolved, Registry]:
     """The resolved configuration. Raises the `OctavoError` that says what cannot be had here."""
-    from octavo.core.config.loading import load_config
-    from octavo.core.config.resolve import resolve
     from octavo.core.registry import Registry
+    from octavo.engine.resolve import resolve
+    from octavo.frontend.config import load_config
 
     registry = Registry.discover()
     return resolve(load_config(mapping=config), registry), registry

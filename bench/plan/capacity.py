@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from octavo.core.config.model_facts import quantization_method, text_config
 from octavo.core.contracts.executor import DeviceMemory
 from octavo.core.errors import ConfigError, ModelError
+from octavo.core.hf_config import text_config
 from octavo.engine.builder import DEFAULT_BUDGET
 from octavo.engine.capacity import no_room, too_long
+from octavo.engine.model_facts import quantization_method
 from octavo.models.families.config import decoder_config, tensor_shapes
 from octavo.plugins.executors.accelerators import Accelerator
 from octavo.plugins.executors.model_size import ModelSize, bits, model_size

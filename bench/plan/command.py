@@ -20,12 +20,12 @@ from octavo.bench.plan.capacity import (
 )
 from octavo.bench.result_file import write_json
 from octavo.core import envvars
-from octavo.core.config import model_facts
 from octavo.core.config.models import AUTO
 from octavo.core.contracts import Platform, ProbeContext
 from octavo.core.contracts.weight_source import WeightSource, WeightSourceContext
 from octavo.core.errors import ConfigError, ModelNotFound, PluginUnavailable
 from octavo.core.registry import Registry
+from octavo.engine import model_facts
 from octavo.engine.capacity import size
 from octavo.plugins.executors.accelerators import Accelerator, load, names
 

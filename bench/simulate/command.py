@@ -26,8 +26,8 @@ from octavo.bench.simulate.traces import (
     synthetic,
 )
 from octavo.bench.slo import Slo
-from octavo.core.config.loading import load_config
 from octavo.core.errors import ConfigError
+from octavo.frontend.config import load_config
 from octavo.server.command_line.config import registry_from_config
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from octavo.core.config import model_facts
-from octavo.core.config.models import EngineConfig
-from octavo.core.config.resolve import Resolved, resolve
 from octavo.core.contracts import Platform
 from octavo.core.errors import ConfigError
 from octavo.core.registry import Registry
+from octavo.engine import model_facts
 from octavo.engine.builder import build_engine
 from octavo.engine.clock import VirtualClock
+from octavo.engine.config import EngineConfig
 from octavo.engine.core import EngineCore
+from octavo.engine.resolve import Resolved, resolve
 
 if TYPE_CHECKING:
     from octavo.plugins.executors.simulated import SimulatedExecutor, SimulatedOptions

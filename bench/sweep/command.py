@@ -18,8 +18,8 @@ from octavo.bench.result_file import write_json
 from octavo.bench.slo import Slo
 from octavo.bench.sweep.points import Point, best, grid, mark_front, run_point, variations
 from octavo.bench.workloads.spec import WorkloadSpec, add_workload_arguments, spec_from_args
-from octavo.core.config.loading import load_config
 from octavo.core.errors import ConfigError
+from octavo.frontend.config import load_config
 
 COLUMNS = (
     ("output tok/s", "output_tokens_per_s", 1.0, "{:,.1f}"),

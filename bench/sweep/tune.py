@@ -24,9 +24,9 @@ from octavo.bench.slo import Slo
 from octavo.bench.sweep.command import add_common_arguments, simulated
 from octavo.bench.sweep.points import Point, run_point
 from octavo.bench.workloads.spec import WorkloadSpec, spec_from_args
-from octavo.core.config.loading import load_config
 from octavo.core.config.yaml_source import parse_value
 from octavo.core.errors import ConfigError
+from octavo.frontend.config import load_config
 
 LEAST_GAIN = 0.02
 """A change has to win by so much at least, whatever the noise."""

@@ -1,104 +1,221 @@
-"""From YAML, a mapping, `--set` and flags to an `EngineConfig`. Imports no torch.
-
-Precedence: flags over `--set` over `mapping` over the file over defaults.
-"""
+"""From YAML, mappings, `--set` and flags to a validated configuration."""
 
 from __future__ import annotations
 
 import copy
+import logging
 import os
 from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
-from octavo.core.config.flat import check_unmixed, from_flat, is_flat
-from octavo.core.config.keywords import KEYWORDS
-from octavo.core.config.models import Choice, EngineConfig
+from octavo.core import envvars
+from octavo.core.config.models import BaseConfig, ImplementationConfig
 from octavo.core.config.origin import Origin, Path, dotted
 from octavo.core.config.validation import Problem, model_at, problems, show
-from octavo.core.config.yaml_source import parse_value, read_yaml
+from octavo.core.config.yaml_source import YamlFile, parse_value, read_yaml
 from octavo.core.errors import ConfigError
+
+GROUP = "octavo.config"
+
+C = TypeVar("C", bound=BaseConfig)
+
+log = logging.getLogger(GROUP)
+
+
+def config_model(base: type[C]) -> type[C]:
+    """`base` with the sections of installed packages, see `octavo.core.config`.
+
+    A third party's that cannot be imported is left out with a warning; so is one that the
+    environment variable OCTAVO_PLUGINS does not name.
+    """
+    allowed = envvars.PLUGINS.get()
+    models: list[type[C]] = [base]
+    for point in entry_points(group=GROUP):
+        distribution = point.dist.name if point.dist else ""
+        named = allowed is None or {point.name, distribution} & set(allowed)
+        if distribution != "octavo" and not named:
+            continue
+        try:
+            model = point.load()
+            if not issubclass(model, BaseConfig):
+                raise TypeError("expected a subclass of EngineConfig")
+        except Exception as exc:
+            log.warning("%s of '%s' cannot be loaded: %s", point.value, distribution, exc)
+            continue
+        models.append(model)
+    widest = [one for one in models if not any(issubclass(m, one) and m != one for m in models)]
+    widest = list(dict.fromkeys(widest))
+    return widest[0] if len(widest) == 1 else type("Config", tuple(widest), {})
 
 
 def load_config(
-    file: str | os.PathLike[str] | None = None,
+    base: type[C],
+    file: str | os.PathLike[str] | YamlFile | None = None,
+    *,
     mapping: Mapping[str, Any] | None = None,
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
     errors: list[ConfigError] | None = None,
-) -> EngineConfig:
-    """The configuration from all its sources.
+    flag_names: Mapping[str, str] | None = None,
+) -> C:
+    """A configuration from all its sources, the weakest first; defaults are weaker still.
 
-    file: of YAML, in sections or with vLLM's flag names. mapping: nested, as the YAML would be.
-    overrides: `"section.key=VALUE"` with the VALUE in YAML. flags: dotted key to value.
-    Raises `ConfigError` with path, file and line. errors: a list that gets every value that is
-    wrong instead; the configuration is then that of the others.
+    base: the model, to which `config_model` adds sections. file: path of a YAML file, or its
+    contents. mapping: nested, as the YAML would be. overrides: `"section.key=VALUE"` with the VALUE
+    in YAML. flags: dotted key to value. flag_names: dotted key to the name that error messages give
+    its flag.
+
+    Raises `ConfigError` with path, file and line. With a list `errors`, invalid values are added to
+    it and left out of the configuration instead.
     """
-    data: dict[str, Any] = {}
-    origin = Origin()
+    draft = _Draft(config_model(base))
     if file is not None:
-        data, lines = _read(FilePath(file), str(file), errors)
-        origin.update(lines, str(file))
+        draft.add_file(file if isinstance(file, YamlFile) else read_yaml(FilePath(file)))
     if mapping:
-        _merge(data, copy.deepcopy(dict(mapping)), (), origin)
-    for key, text in _ordered(overrides):
-        _set(data, key, parse_value(text, "--set"), origin, "--set")
-    for name, value in (flags or {}).items():
-        _set(data, _split(name, name), value, origin, _argument(name))
-    return _validate(data, origin, errors)
+        draft.merge(draft.data, copy.deepcopy(dict(mapping)))
+    draft.add_overrides(overrides)
+    for key, value in (flags or {}).items():
+        name = (flag_names or {}).get(key)
+        draft.set(_split(key, key), value, f"argument {name}" if name else "argument")
+    return draft.validate(errors)
 
 
-def _read(
-    path: FilePath, file: str, errors: list[ConfigError] | None
-) -> tuple[dict[str, Any], dict[Path, int]]:
-    data, lines = read_yaml(path)
-    check_unmixed(data, lines, file)
-    if not is_flat(data):
-        _anchor_plugin_files(data, path.parent)
-        return data, lines
-    found: list[ConfigError] = [] if errors is None else errors
-    data, lines = from_flat(data, lines, file, found.append)
-    if errors is None and found:
-        raise found[0]
-    return data, lines
+class _Draft(Generic[C]):
+    """Nested data that is not validated yet, and where each value came from."""
 
+    def __init__(self, model: type[C]) -> None:
+        self.model = model
+        self.data: dict[str, Any] = {}
+        self.origin = Origin()
 
-def _argument(path: str) -> str:
-    """How messages call what came as a flag or keyword: by vLLM's name where it has one."""
-    names = [name for name, keyword in KEYWORDS.items() if keyword.path == path]
-    return f"argument {names[0]}" if names else "argument"
+    def add_file(self, file: YamlFile) -> None:
+        self.data |= file.data
+        _anchor_plugin_files(self.data, FilePath(file.path).parent)
+        self.origin.update(file.lines, file.path)
 
+    def add_overrides(self, overrides: Sequence[str]) -> None:
+        """`--set`. Names of implementations are set first: the options belong to them."""
+        split: list[tuple[Path, str]] = []
+        for override in overrides:
+            key, equals, value = override.partition("=")
+            if not equals:
+                raise ConfigError(f"expected section.key=VALUE, got {show(override)}", file="--set")
+            split.append((_split(key, override), value))
+        split.sort(key=lambda item: not self._names_implementation(item[0]))
+        for path, text in split:
+            self.set(path, parse_value(text, "--set"), "--set")
 
-def _validate(
-    data: dict[str, Any], origin: Origin, errors: list[ConfigError] | None
-) -> EngineConfig:
-    odd = [key for key in data if not isinstance(key, str)]
-    if odd:
-        file, _ = origin.where(())
-        raise ConfigError(
-            f"a section must be named by text, got {show(odd[0])} (quote what YAML takes for "
-            "something else)",
-            file=file,
+    def merge(self, data: dict[str, Any], extra: Mapping[str, Any], path: Path = ()) -> None:
+        """Put `extra` over `data`, which lies at `path`: sections key by key, the rest whole."""
+        for key, value in extra.items():
+            below = (*path, key)
+            model = model_at(self.model, below)
+            if (
+                model not in (None, ImplementationConfig)
+                and isinstance(value, Mapping)
+                and isinstance(data.get(key), dict)
+            ):
+                self.merge(data[key], value, below)
+            else:
+                data[key] = value
+                if self.origin.where(below) != (None, None):
+                    self.origin.record(below, "mapping")
+
+    def set(self, path: Path, value: Any, source: str) -> None:
+        """Put one value at a path, making what is above it. An implementation may be a bare name so
+        far: it becomes a mapping with its first option, and loses its options with its name."""
+        here: Any = self.data
+        for depth, part in enumerate(path[:-1]):
+            above = path[: depth + 1]
+            below = _child(here, part, above, source)
+            if self._is_implementation(above) and not isinstance(below, dict):
+                below = {"name": self._default_name(above) if below is None else below}
+            if below is None:
+                below = {}
+            if not isinstance(below, dict | list):
+                raise ConfigError(
+                    f"{dotted(above)} is {show(below)}, not a mapping",
+                    path=dotted(path),
+                    file=source,
+                )
+            here[part] = below
+            here = below
+        last = path[-1]
+        _child(here, last, path, source)
+        if last == "name" and self._is_implementation(path[:-1]) and here.get("name") != value:
+            here.clear()
+        here[last] = value
+        self.origin.record(path, source)
+
+    def validate(self, errors: list[ConfigError] | None) -> C:
+        odd = [key for key in self.data if not isinstance(key, str)]
+        if odd:
+            raise ConfigError(
+                f"section names must be strings, got {show(odd[0])} (quote it)",
+                file=self.origin.where(())[0],
+            )
+        try:
+            config = self.model.model_validate(self.data)
+        except ValidationError as exc:
+            found = problems(exc, self.model, self.data)
+            found.sort(key=lambda problem: self.origin.where(problem.path)[1] or 0)
+            if errors is None:
+                more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+                raise self._error(found[0], more) from None
+            errors += [self._error(problem) for problem in found]
+            config = self.model.model_validate(_without(self.data, [item.path for item in found]))
+        config._origin = self.origin
+        return config
+
+    def _error(self, problem: Problem, more: str = "") -> ConfigError:
+        file, line = self.origin.where(problem.path)
+        return ConfigError(problem.message + more, path=dotted(problem.path), file=file, line=line)
+
+    def _names_implementation(self, path: Path) -> bool:
+        return self._is_implementation(path[:-1] if path[-1] == "name" else path)
+
+    def _is_implementation(self, path: Path) -> bool:
+        """Whether a single implementation is chosen at `path` (not a list of them)."""
+        if not path or model_at(self.model, path) is not ImplementationConfig:
+            return False
+        field = self._field(path)
+        return isinstance(path[-1], int) or (
+            field is not None
+            and field.annotation in (ImplementationConfig, ImplementationConfig | None)
         )
-    try:
-        config = EngineConfig.model_validate(data)
-    except ValidationError as exc:
-        found = problems(exc, EngineConfig, data)
-        found.sort(key=lambda problem: origin.where(problem.path)[1] or 0)
-        if errors is None:
-            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-            raise _error(found[0], origin, more) from None
-        errors += [_error(problem, origin) for problem in found]
-        config = EngineConfig.model_validate(_without(data, [item.path for item in found]))
-    config._origin = origin
-    return config
+
+    def _default_name(self, path: Path) -> str:
+        field = self._field(path)
+        default = field.default if field else None
+        return default.name if isinstance(default, ImplementationConfig) else "auto"
+
+    def _field(self, path: Path) -> Any:
+        section = model_at(self.model, path[:-1])
+        return section.model_fields.get(str(path[-1])) if section else None
 
 
-def _error(problem: Problem, origin: Origin, more: str = "") -> ConfigError:
-    file, line = origin.where(problem.path)
-    return ConfigError(problem.message + more, path=dotted(problem.path), file=file, line=line)
+def _split(key: str, whole: str) -> Path:
+    parts = key.strip().replace("[", ".").replace("]", "").split(".")
+    if not all(parts):
+        raise ConfigError(f"expected section.key=VALUE, got {show(whole)}", file="--set")
+    return tuple(int(part) if part.isdigit() else part for part in parts)
+
+
+def _child(here: Any, part: str | int, path: Path, source: str) -> Any:
+    """What lies at `part`, or None."""
+    if not isinstance(here, list):
+        return here.get(part)
+    if not isinstance(part, int) or part >= len(here):
+        raise ConfigError(
+            f"expected a list index below {len(here)}, got {part!r}",
+            path=dotted(path),
+            file=source,
+        )
+    return here[part]
 
 
 def _without(data: dict[str, Any], paths: Sequence[Path]) -> dict[str, Any]:
@@ -115,7 +232,7 @@ def _without(data: dict[str, Any], paths: Sequence[Path]) -> dict[str, Any]:
 
 
 def _anchor_plugin_files(data: dict[str, Any], folder: FilePath) -> None:
-    """Plugin files named in a YAML file are relative to its folder."""
+    """Make plugin files named in a YAML file relative to its folder."""
     section = data.get("plugins")
     load = section.get("load") if isinstance(section, dict) else None
     if isinstance(load, list) and isinstance(section, dict):
@@ -125,105 +242,3 @@ def _anchor_plugin_files(data: dict[str, Any], folder: FilePath) -> None:
             else item
             for item in load
         ]
-
-
-def _merge(data: dict[str, Any], extra: Mapping[str, Any], path: Path, origin: Origin) -> None:
-    """Put `extra` over `data`: sections key by key, everything else whole."""
-    for key, value in extra.items():
-        below = (*path, key)
-        if isinstance(value, Mapping) and isinstance(data.get(key), dict) and _is_section(below):
-            _merge(data[key], value, below, origin)
-        else:
-            data[key] = value
-            if origin.where(below) != (None, None):
-                origin.record(below, "mapping")
-
-
-def _is_section(path: Path) -> bool:
-    model = model_at(EngineConfig, path)
-    return model is not None and model is not Choice
-
-
-def _split(key: str, whole: str) -> Path:
-    parts = key.strip().replace("[", ".").replace("]", "").split(".")
-    if not all(parts):
-        raise ConfigError(f"expected section.key=VALUE, got {show(whole)}", file="--set")
-    return tuple(int(part) if part.isdigit() else part for part in parts)
-
-
-def _ordered(overrides: Sequence[str]) -> list[tuple[Path, str]]:
-    """Paths and values, the names of choices first: an option belongs to the name it ends with."""
-    split: list[tuple[Path, str]] = []
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        if not equals:
-            raise ConfigError(f"expected section.key=VALUE, got {show(override)}", file="--set")
-        split.append((_split(key, override), value))
-    return sorted(split, key=lambda item: not _names_choice(item[0]))
-
-
-def _names_choice(path: Path) -> bool:
-    if path[-1] == "name":
-        path = path[:-1]
-    return _is_choice(path)
-
-
-def _is_choice(path: Path) -> bool:
-    """Whether a single choice lies at `path` (not a list of them)."""
-    if not path or model_at(EngineConfig, path) is not Choice:
-        return False
-    section = model_at(EngineConfig, path[:-1])
-    field = section.model_fields.get(str(path[-1])) if section else None
-    return isinstance(path[-1], int) or (
-        field is not None and field.annotation in (Choice, Choice | None)
-    )
-
-
-def _set(data: dict[str, Any], path: Path, value: Any, origin: Origin, source: str) -> None:
-    """Put one value at a path, making what is above it. A choice may be a bare name so far: it
-    becomes a mapping when an option is set, and loses the old options when its name changes."""
-    here: Any = data
-    for depth, part in enumerate(path[:-1]):
-        above = path[: depth + 1]
-        below = _child(here, part, above, source)
-        if _is_choice(above) and not isinstance(below, dict):
-            below = _open_choice(below, above)
-        if below is None:
-            below = {}
-        if not isinstance(below, dict | list):
-            raise ConfigError(
-                f"{dotted(above)} is {show(below)} and has no keys below it",
-                path=dotted(path),
-                file=source,
-            )
-        here[part] = below
-        here = below
-    last = path[-1]
-    _child(here, last, path, source)
-    if last == "name" and _is_choice(path[:-1]) and here.get("name") != value:
-        here.clear()
-    here[last] = value
-    origin.record(path, source)
-
-
-def _child(here: Any, part: str | int, path: Path, source: str) -> Any:
-    """What lies at `part`; None when nothing does."""
-    if isinstance(here, list):
-        if not isinstance(part, int) or part >= len(here):
-            raise ConfigError(
-                f"expected an index below {len(here)}, got {part!r}",
-                path=dotted(path),
-                file=source,
-            )
-        return here[part]
-    return here.get(part)
-
-
-def _open_choice(value: Any, path: Path) -> dict[str, Any]:
-    """A choice that is a bare name, or not given at all, as a mapping."""
-    if value is None:
-        section = model_at(EngineConfig, path[:-1])
-        field = section.model_fields.get(str(path[-1])) if section else None
-        default = field.default if field else None
-        value = default.name if isinstance(default, Choice) else "auto"
-    return {"name": value}

@@ -1,4 +1,4 @@
-"""From pydantic's errors to ours: the key's path, what was expected, what came, the nearest key."""
+"""Turns pydantic's errors into Octavo's: path, expected, got, and the nearest known key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from octavo.core.config.models import Choice
+from octavo.core.config.models import ImplementationConfig
 from octavo.core.config.origin import Path, dotted
 from octavo.core.errors import nearest
 
@@ -18,7 +18,7 @@ _EXPECTED = {
     "int": "an integer",
     "float": "a number",
     "bool": "true or false",
-    "string": "text",
+    "string": "a string",
     "list": "a list",
     "tuple": "a list",
     "dict": "a mapping",
@@ -33,7 +33,7 @@ _SHORT.maxstring = _SHORT.maxother = 80
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: at `path`, `message`."""
+    """One invalid value."""
 
     path: Path
     message: str
@@ -42,9 +42,9 @@ class Problem:
 def problems(
     error: ValidationError, model: type[BaseModel], data: Any, thing: str = "key"
 ) -> list[Problem]:
-    """What `error` says of `data`, one problem a path; the branches of a union are merged.
+    """The problems that `error` reports in `data`, one per path; branches of a union are merged.
 
-    `thing` is what a key is called in messages ("key", "option").
+    thing: what messages call a key ("key", "option").
     """
     merged: dict[Path, list[Any]] = {}
     for item in error.errors(include_url=False):
@@ -55,7 +55,7 @@ def problems(
 
 
 def _data_path(loc: Sequence[str | int], data: Any, kind: str) -> Path:
-    """`loc` without the tags that pydantic adds for the branches of unions."""
+    """`loc` without the tags that pydantic adds for branches of unions."""
     path: list[str | int] = []
     for position, part in enumerate(loc):
         last = position == len(loc) - 1
@@ -73,7 +73,9 @@ def _message(path: Path, items: list[Any], model: type[BaseModel], data: Any, th
     if first["type"] in ("extra_forbidden", "invalid_key"):
         return f"unknown {thing}; {suggest(path, model)}"
     if first["type"] == "missing":
-        return f"this {thing} is required"
+        return f"required {thing} is missing"
+    if first["type"] == "value_error" and not str(first["ctx"]["error"]).startswith("expected "):
+        return str(first["ctx"]["error"])
     expected = list(dict.fromkeys(_expected(item) for item in items))
     return f"expected {' or '.join(expected)}, got {show(_at(data, path))}"
 
@@ -97,16 +99,16 @@ def _expected(item: Any) -> str:
 
 
 _BOUNDS = {
-    "greater_than": ("a number greater than", "gt"),
-    "greater_than_equal": ("a number of at least", "ge"),
-    "less_than": ("a number less than", "lt"),
-    "less_than_equal": ("a number of at most", "le"),
+    "greater_than": ("a number >", "gt"),
+    "greater_than_equal": ("a number >=", "ge"),
+    "less_than": ("a number <", "lt"),
+    "less_than_equal": ("a number <=", "le"),
     "multiple_of": ("a multiple of", "multiple_of"),
 }
 
 
 def show(value: Any) -> str:
-    """A value as it stands in a message, shortened."""
+    """A value as YAML, shortened for a message."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -121,7 +123,7 @@ def _at(data: Any, path: Path) -> Any:
 
 
 def _step(data: Any, part: str | int) -> tuple[bool, Any]:
-    """Whether `part` is a key or an index of `data`, and what lies there."""
+    """Whether `part` is a key or an index of `data`, and the value there."""
     if isinstance(data, Mapping) and part in data:
         return True, data[part]
     if isinstance(data, list | tuple) and isinstance(part, int) and part < len(data):
@@ -130,7 +132,7 @@ def _step(data: Any, part: str | int) -> tuple[bool, Any]:
 
 
 def suggest(path: Path, model: type[BaseModel]) -> str:
-    """The nearest known key for an unknown one: in its own section, else anywhere."""
+    """A hint for an unknown key: the nearest one in its section, else the same name elsewhere."""
     name = str(path[-1]) if path else ""
     section = model_at(model, path[:-1])
     known = list(section.model_fields) if section else []
@@ -160,7 +162,7 @@ def all_keys(model: type[BaseModel], prefix: Path = ()) -> Iterator[str]:
     for name, field in model.model_fields.items():
         yield dotted((*prefix, name))
         below = _model_in(field.annotation)
-        if below is not None and below is not Choice:
+        if below is not None and below is not ImplementationConfig:
             yield from all_keys(below, (*prefix, name))
 
 

@@ -1,8 +1,10 @@
-"""YAML to plain data, with the line of every key. Duplicate keys and unknown tags are refused."""
+"""Parses YAML into plain data with the line of every key. Duplicate keys and unknown tags are
+errors."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -12,11 +14,11 @@ from octavo.core.config.origin import Path, dotted
 from octavo.core.errors import ConfigError
 
 MAX_DEPTH = 100
-"""Of mappings and lists in each other: less than what any reader of the data can follow."""
+"""Deepest nesting of mappings and lists, well below Python's recursion limit."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe, and reads `1e-3` as a number as YAML 1.2 does."""
+    """A safe loader that reads `1e-3` as a number, as YAML 1.2 does."""
 
 
 _Loader.add_implicit_resolver(
@@ -26,31 +28,36 @@ _Loader.add_implicit_resolver(
 )
 
 
-def read_yaml(path: FilePath) -> tuple[dict[str, Any], dict[Path, int]]:
-    """A file's data and the line of each path. Raises `ConfigError` naming file and line."""
+@dataclass(frozen=True)
+class YamlFile:
+    """A configuration file that was read."""
+
+    path: str
+    data: dict[str, Any]
+    lines: dict[Path, int]
+    """1-based line of each key and list item."""
+
+
+def read_yaml(path: FilePath) -> YamlFile:
+    """Read a file. Raises `ConfigError` naming file and line."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError("no such file", file=str(path)) from None
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(f"cannot be read: {exc}", file=str(path)) from None
-    return parse_mapping(text, str(path))
-
-
-def parse_mapping(text: str, file: str) -> tuple[dict[str, Any], dict[Path, int]]:
-    """As `read_yaml`, from text. An empty document is an empty mapping."""
-    data, lines = _parse(text, file)
+    data, lines = _parse(text, str(path))
     if data is None:
-        return {}, {}
+        return YamlFile(str(path), {}, {})
     if not isinstance(data, dict):
         raise ConfigError(
-            f"expected a mapping of sections, got {type(data).__name__}", file=file, line=1
+            f"expected a mapping of sections, got {type(data).__name__}", file=str(path), line=1
         )
-    return data, lines
+    return YamlFile(str(path), data, lines)
 
 
 def parse_value(text: str, file: str) -> Any:
-    """One value, as written after `--set key=`. The empty text is null."""
+    """Parse one value, as in `--set key=VALUE`. The empty string is null."""
     return _parse(text, file)[0]
 
 
@@ -64,7 +71,7 @@ def _parse(text: str, file: str) -> tuple[Any, dict[Path, int]]:
         finally:
             loader.dispose()
     except RecursionError:
-        raise ConfigError(f"nested more than {MAX_DEPTH} deep", file=file) from None
+        raise ConfigError(f"nested more than {MAX_DEPTH} levels deep", file=file) from None
     except yaml.MarkedYAMLError as exc:
         mark = exc.problem_mark or exc.context_mark
         line = mark.line + 1 if mark else None
@@ -75,7 +82,7 @@ def _parse(text: str, file: str) -> tuple[Any, dict[Path, int]]:
 
 
 class _Builder:
-    """Builds data from a node graph, noting lines."""
+    """Builds data from a node graph and records lines."""
 
     def __init__(self, loader: _Loader, file: str) -> None:
         self._loader, self._file = loader, file
@@ -87,9 +94,9 @@ class _Builder:
         if isinstance(node, yaml.ScalarNode):
             return self._loader.construct_object(node)
         if id(node) in self._open:
-            raise self._error(node, path, "an alias refers to what contains it")
+            raise self._error(node, path, "recursive alias")
         if len(self._open) >= MAX_DEPTH:
-            raise self._error(node, path[:3], f"nested more than {MAX_DEPTH} deep")
+            raise self._error(node, path[:3], f"nested more than {MAX_DEPTH} levels deep")
         self._open.add(id(node))
         try:
             if isinstance(node, yaml.MappingNode):
@@ -111,12 +118,12 @@ class _Builder:
                 merged.append(value_node)
                 continue
             if not isinstance(key_node, yaml.ScalarNode):
-                raise self._error(key_node, path, "a key must be a name")
+                raise self._error(key_node, path, "mapping keys must be scalars")
             key = self._loader.construct_object(key_node)
             line = key_node.start_mark.line + 1
             if key in result:
                 raise self._error(
-                    key_node, (*path, key), f"duplicate key, first given in line {first_lines[key]}"
+                    key_node, (*path, key), f"duplicate key, first set on line {first_lines[key]}"
                 )
             first_lines[key] = line
             self.lines[*path, key] = line
@@ -126,16 +133,16 @@ class _Builder:
         return result
 
     def _merge(self, source: yaml.Node, path: Path, result: dict[Any, Any]) -> None:
-        """`<<: *alias`: keys that are not given beside it."""
+        """Add the keys of `<<: *alias` that are not set explicitly."""
         given = set(result)
         values = source.value if isinstance(source, yaml.SequenceNode) else [source]
         for value in values:
             if not isinstance(value, yaml.MappingNode):
-                raise self._error(value, path, "`<<` needs a mapping")
+                raise self._error(value, path, "`<<` expects a mapping")
             known = dict(self.lines)
             for key, item in self._mapping(value, path).items():
                 result.setdefault(key, item)
-            # What was given beside `<<` keeps its own lines.
+            # Keys set explicitly keep their own lines.
             self.lines.update(
                 {p: n for p, n in known.items() if p[len(path) :][:1] and p[len(path)] in given}
             )

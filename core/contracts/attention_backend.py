@@ -26,41 +26,31 @@ the KV heads), dim (of the head)."""
 
 @dataclass(frozen=True)
 class KVLayout:
-    """How one layer's KV pool lies in memory: `dims` from outermost to innermost, each of the five
-    once. Whatever the order in memory, the core hands out the pool as two views k and v with the
-    logical shape [N, P, K, D]. dtypes: names that the backend reads and writes (`float32`, ...).
-    block_sizes: allowed tokens a block (empty: any). extra: elements that follow the values of
-    each head, for what the backend keeps with them, such as a scale; the views then end in D +
-    extra, and copies of blocks take them along."""
+    """How one layer's KV pool lies in memory. Whatever the order, the core hands it out as two
+    views k and v of the logical shape [N, P, K, D + extra]."""
 
-    dims: tuple[KVDim, ...]
-    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
-    block_sizes: tuple[int, ...] = ()
+    dims: tuple[KVDim, ...]  # outermost to innermost, each of the five once
+    dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")  # that it reads and writes
+    block_sizes: tuple[int, ...] = ()  # allowed tokens per block; empty: any
+    # Elements after the values of each head, such as a scale; copies of blocks include them.
     extra: int = 0
 
 
 @dataclass(slots=True)
 class AttentionBatch:
-    """One group's view of a step. Tensors live on the device, at fixed addresses; the `_cpu` twins
-    are NumPy arrays with the same values.
+    """One group's view of a step. Tensors live on the device, at fixed addresses; `_cpu` twins are
+    NumPy arrays with the same values."""
 
-    num_tokens: T. num_rows: B. num_decodes: rows [0, num_decodes) have one token each.
-    query_start_loc: int32[B + 1], where each row's tokens begin in the flat batch.
-    seq_lens: int32[B], tokens in the KV cache including this step's. block_table: int32[B, M].
-    slot_mapping: int64[T], block * P + offset, where each token's KV is written.
-    positions: int64[T]. max_query_len, max_seq_len: over the rows.
-    """
-
-    num_tokens: int
-    num_rows: int
-    num_decodes: int
+    num_tokens: int  # T
+    num_rows: int  # B
+    num_decodes: int  # rows [0, num_decodes) have one token each
     max_query_len: int
     max_seq_len: int
-    query_start_loc: torch.Tensor
-    seq_lens: torch.Tensor
-    block_table: torch.Tensor
-    slot_mapping: torch.Tensor
-    positions: torch.Tensor
+    query_start_loc: torch.Tensor  # int32[B + 1], where each row's tokens begin in the flat batch
+    seq_lens: torch.Tensor  # int32[B], tokens in the KV cache including this step's
+    block_table: torch.Tensor  # int32[B, M]
+    slot_mapping: torch.Tensor  # int64[T], block * P + offset, where each token's KV is written
+    positions: torch.Tensor  # int64[T]
     query_start_loc_cpu: NDArray[np.int32]
     seq_lens_cpu: NDArray[np.int32]
     block_table_cpu: NDArray[np.int32]
@@ -68,25 +58,20 @@ class AttentionBatch:
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """One layer as a backend sees it. k_cache, v_cache: views [N, P, K, D] of the pool (see
-    `KVLayout.extra`). cos_sin: float32[max_model_len, rope_dim], cosines then sines (None without
-    rope)."""
+    """One layer as a backend sees it."""
 
     layer: int
     spec: AttentionSpec
-    k_cache: torch.Tensor
+    k_cache: torch.Tensor  # view [N, P, K, D + extra] of the pool
     v_cache: torch.Tensor
-    cos_sin: torch.Tensor | None = None
+    cos_sin: torch.Tensor | None = None  # float32[max_model_len, rope_dim], cosines then sines
 
 
 @dataclass(frozen=True)
 class AttentionBackendContext:
-    """specs: the distinct attention specs of one KV group. kv_dtype: of the pool. max_num_seqs,
-    max_num_batched_tokens, max_model_len: upper bounds for buffers. graph_batch_sizes: numbers of
-    rows for which batches of decodes run from a captured graph; `plan` of such a batch must lead to
-    the same launches on the same addresses each time."""
+    """What a factory gets. The maxima are upper bounds for buffers."""
 
-    specs: tuple[AttentionSpec, ...]
+    specs: tuple[AttentionSpec, ...]  # the distinct ones of one KV group
     dtype: torch.dtype
     kv_dtype: torch.dtype
     device: torch.device
@@ -94,18 +79,16 @@ class AttentionBackendContext:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    # Numbers of rows for which decode batches run from a captured graph: `plan` of such a batch
+    # must lead to the same launches on the same addresses each time.
     graph_batch_sizes: tuple[int, ...] = ()
 
 
 class AttentionBackend(ABC):
-    """`plan` once a batch, `run` once a layer.
+    """`plan` once per batch, `run` once per layer."""
 
-    fuses_rope: when True, `run` gets q and k unrotated and rotates them itself; when False the
-    core rotates before `run`. graph_support: which batches may be captured in a CUDA graph.
-    """
-
-    fuses_rope: bool = False
-    graph_support: Literal["none", "decode", "all"] = "none"
+    fuses_rope: bool = False  # `run` gets q and k unrotated and rotates them; else the core does
+    graph_support: Literal["none", "decode", "all"] = "none"  # batches that can be captured
 
     @staticmethod
     @abstractmethod

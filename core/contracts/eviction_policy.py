@@ -16,9 +16,9 @@ from octavo.core.contracts.provider import Provider, hookspec
 
 @dataclass(frozen=True)
 class EvictionPolicyContext:
-    """num_blocks: blocks of the pool, the null block (number 0) included."""
+    """What a factory gets."""
 
-    num_blocks: int
+    num_blocks: int  # of the pool, including the null block 0
 
 
 class EvictionPolicy(ABC):

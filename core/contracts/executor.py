@@ -21,30 +21,26 @@ Ticket = NewType("Ticket", int)
 
 @dataclass(frozen=True)
 class WorkerChoice:
-    """An implementation in place of one that could not be made. reason: why it. distribution: whose
-    it is. refused: (name, why not) of those that were tried before."""
+    """An implementation used in place of one that could not be created."""
 
     name: str
-    reason: str
+    reason: str  # why this one was chosen
     distribution: str = ""
-    refused: tuple[tuple[str, str], ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()  # (name, why not) of those tried before
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Where a device's memory goes before the KV pool, in bytes. total: all there is, of which
-    `utilization` may be used. activations: peak of a step beside weights and KV. graphs: what
-    captured passes will take, as estimated. buffers: what the worker keeps beside weights. other:
-    held by other processes and the driver. tables: what logits processors may come to keep."""
+    """Where a device's memory goes before the KV pool, in bytes."""
 
     total: int
-    utilization: float
+    utilization: float  # fraction of `total` that may be used
     weights: int
-    activations: int
-    graphs: int = 0
-    buffers: int = 0
-    other: int = 0
-    tables: int = 0
+    activations: int  # peak of a step, without weights and KV
+    graphs: int = 0  # estimate for captured passes
+    buffers: int = 0  # other memory of the worker
+    other: int = 0  # other processes and the driver
+    tables: int = 0  # what logits processors may allocate later
 
     @property
     def taken(self) -> int:
@@ -60,53 +56,38 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """What is known once the model is loaded and profiled.
+    """What is known once the model is loaded and profiled. Sizes are bytes."""
 
-    kv_specs: one a layer. block_bytes: bytes of one KV block in all layers. kv_budget: bytes that
-    the KV pool may take by `memory_utilization`. activation_bytes: peak beside weights and KV.
-    graph_bytes: what captured passes will take, as estimated. memory: how `kv_budget` came about,
-    None where it is not the device's memory that decides.
-    choices: by plugin kind, where the worker uses another than was chosen. phases: seconds of each
-    start phase. vocab_size: rows of the head. notes: lines for the startup report.
-    step_token_limit: tokens that the device computes in half a second, where that was measured.
-    """
-
-    kv_specs: tuple[KVSpec, ...]
+    kv_specs: tuple[KVSpec, ...]  # one per layer
     num_parameters: int
     weight_bytes: int
-    activation_bytes: int
-    block_bytes: int
-    kv_budget: int
-    vocab_size: int
+    activation_bytes: int  # peak of a step, without weights and KV
+    block_bytes: int  # one KV block in all layers
+    kv_budget: int  # what the KV pool may take by `memory_utilization`
+    vocab_size: int  # rows of the head
     dtype: str
-    step_token_limit: int | None = None
-    choices: dict[str, WorkerChoice] = field(default_factory=dict)
-    phases: dict[str, float] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    graph_bytes: int = 0
-    memory: DeviceMemory | None = None
+    step_token_limit: int | None = None  # tokens the device computes in 0.5 s, where measured
+    choices: dict[str, WorkerChoice] = field(default_factory=dict)  # by kind, where replaced
+    phases: dict[str, float] = field(default_factory=dict)  # seconds of each startup phase
+    notes: tuple[str, ...] = ()  # lines of the startup report
+    graph_bytes: int = 0  # estimate for captured passes
+    memory: DeviceMemory | None = None  # how `kv_budget` came about, where device memory decides
 
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What was made ready with the KV pool, for the startup report. phases: seconds by name.
-    num_graphs, graph_bytes: passes that were captured, and the bytes that they took, as measured.
-    notes: lines about what did not work and what that means."""
+    """What was prepared along with the KV pool, for the startup report."""
 
-    phases: dict[str, float] = field(default_factory=dict)
-    num_graphs: int = 0
-    graph_bytes: int = 0
-    notes: tuple[str, ...] = ()
+    phases: dict[str, float] = field(default_factory=dict)  # seconds by name
+    num_graphs: int = 0  # captured passes
+    graph_bytes: int = 0  # that they took, as measured
+    notes: tuple[str, ...] = ()  # what failed, and what that means
 
 
 class Worker(ABC):
-    """One rank's part: the model runner on a device. Built by the executor where it shall run.
+    """One rank: the model runner on a device. Created by the executor where it runs."""
 
-    asynchronous: the device runs beside the host, so that it pays to launch a step before the one
-    before it has its result.
-    """
-
-    asynchronous: bool = False
+    asynchronous: bool = False  # the device runs beside the host: steps may be launched ahead
 
     @property
     def forward_version(self) -> int:
@@ -142,24 +123,22 @@ class Worker(ABC):
 
 @dataclass(frozen=True)
 class ExecutorContext:
-    """make_worker: builds rank's worker of `world` in the calling process. engine_config: the
-    resolved configuration as plain data, for executors that build workers in other processes.
-    model_config: the model's config.json, empty when there is no model. clock: the engine's, in
-    seconds; a `VirtualClock` moves only when the executor advances it."""
+    """What a factory gets."""
 
-    make_worker: Callable[[int, int], Worker]
-    engine_config: dict[str, Any]
-    model_config: dict[str, Any] = field(default_factory=dict)
+    make_worker: Callable[[int, int], Worker]  # (rank, world) -> a worker in the calling process
+    engine_config: dict[str, Any]  # resolved, as plain data, for workers in other processes
+    model_config: dict[str, Any] = field(default_factory=dict)  # config.json; empty: no model
+    # The engine's, in seconds; a `VirtualClock` moves only when the executor advances it.
     clock: Callable[[], float] = time.monotonic
 
 
 class Executor(ABC):
-    """max_in_flight: how many plans may be submitted before the first must be collected. 1 means
-    synchronous; with more the engine plans step N + 1 while step N runs. Known when `start` has
-    returned. computes: False for one whose tokens are made up, for simulation."""
+    """Executes plans. `max_in_flight` is known when `start` has returned."""
 
+    # Plans that may be submitted before the first is collected. 1: synchronous; with more the
+    # engine plans step N + 1 while step N runs.
     max_in_flight: int = 1
-    computes: bool = True
+    computes: bool = True  # False: tokens are made up, for simulation
 
     @property
     def forward_version(self) -> int:

@@ -26,16 +26,15 @@ from octavo.core.structured_outputs import StructuredOutputsParams
 
 @dataclass(frozen=True)
 class GrammarVocabulary:
-    """tokens: V items, the bytes that each token adds to a text; b"" for what never is part of one
-    (special tokens, ids that no token has). end_token_ids: the tokenizer's end tokens."""
+    """The tokens of a model."""
 
-    tokens: tuple[bytes, ...]
-    end_token_ids: tuple[int, ...]
+    tokens: tuple[bytes, ...]  # V, bytes in a text; b"" for special and absent tokens
+    end_token_ids: tuple[int, ...]  # the tokenizer's
 
 
 @dataclass(frozen=True)
 class GrammarEngineContext:
-    """vocabulary: of the model that is served."""
+    """What a factory gets."""
 
     vocabulary: GrammarVocabulary
 
@@ -78,9 +77,10 @@ class Grammar(ABC):
 
 
 class GrammarEngine(ABC):
-    """isolated: whether `compile` runs in a process of its own. Then the engine is made there too,
-    and its factory must be importable by name (module or file)."""
+    """Compiles grammars in one process, loads them in another."""
 
+    # Whether `compile` runs in a process of its own. The engine is then created there too, and its
+    # factory must be importable by name (module or file).
     isolated: ClassVar[bool] = True
 
     def prepare(self) -> None:  # noqa: B027

@@ -45,41 +45,36 @@ def _nobody(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class GraphRunnerContext:
-    """forward: the model's eager forward pass, reading attention metadata that the core has
-    planned. model: its module, for runners that compile parts of it. graph_support: of the chosen
-    attention backend. attention_backends: one a KV group. attention_layers(): every layer's
-    backend, which has planned the batch when `GraphRunner.forward` runs, and its place in the KV
-    pool, in layer order; the same object until the pool is allocated anew. dummy(rows, tokens):
-    plan a batch of rows with so many tokens each that reads and writes nothing but the null block;
-    its token ids and positions, for `forward` in a warm-up. A pass may use what the one before it
-    derived from the same plan, so plan anew before a pass that is recorded. label(made): how
-    messages call the plugin that an object is. blame(error): how they call the one whose method
-    raised, or called what raised; empty where none did. draw: head and sampler for the hidden
-    states of a decode-only batch in which no row has a filter, for capture; None where the sampler
-    cannot be captured."""
+    """What a factory gets."""
 
-    forward: ForwardFn
-    model: torch.nn.Module
+    forward: ForwardFn  # the eager pass, reading attention metadata that the core has planned
+    model: torch.nn.Module  # for runners that compile parts of it
     device: torch.device
-    graph_support: str
+    graph_support: str  # of the attention backend
     max_num_seqs: int
     max_num_batched_tokens: int
+    # Every layer's backend, which has planned the batch when `GraphRunner.forward` runs, and its
+    # place in the KV pool, in layer order; the same object until the pool is allocated again.
     attention_layers: Callable[[], Sequence[tuple[AttentionBackend, AttentionLayer]]] = tuple
-    attention_backends: Sequence[AttentionBackend] = ()
+    attention_backends: Sequence[AttentionBackend] = ()  # one per KV group
+    # Plan a batch of rows with so many tokens each that uses only the null block; returns its token
+    # ids and positions, for a warm-up. A pass may use what the previous one derived from the same
+    # plan: plan again before a pass that is recorded.
     dummy: DummyFn = _no_batch
-    label: Callable[[object], str] = _class_name
+    label: Callable[[object], str] = _class_name  # what messages call an object's plugin
+    # The plugin whose method raised, or called what raised; empty: none.
     blame: Callable[[BaseException], str] = _nobody
+    # Head and sampler for a decode-only batch without filters, for capture; None: not capturable.
     draw: DrawFn | None = None
 
 
 @dataclass(frozen=True)
 class Captured:
-    """What a runner has recorded. num_bytes: of the device's memory, as measured. notes: lines for
-    the startup report about what could not be recorded, and what that means."""
+    """What a runner has recorded."""
 
     num_graphs: int = 0
-    num_bytes: int = 0
-    notes: tuple[str, ...] = ()
+    num_bytes: int = 0  # of device memory, as measured
+    notes: tuple[str, ...] = ()  # what could not be recorded, for the startup report
 
 
 class GraphRunner(ABC):

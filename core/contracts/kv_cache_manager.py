@@ -28,23 +28,21 @@ class CopyKind(IntEnum):
 
 
 class BlockState(IntEnum):
-    """Of a block on the device: without content, with one user, with several, or with reusable
-    content and no user."""
+    """Of a block on the device."""
 
-    FREE = 0
-    USED = 1
-    SHARED = 2
-    CACHED = 3
+    FREE = 0  # no content
+    USED = 1  # one user
+    SHARED = 2  # several users
+    CACHED = 3  # reusable content, no user
 
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """Copy the first `num_tokens` tokens of block `source` to block `target`, in every layer of
-    `group`, before the step's forward pass. A partial count is a copy-on-write or a radix match
-    that ends inside a block. Host blocks have numbers of their own, from 0."""
+    """Copy leading tokens of a block in every layer of a group before the step's forward pass. A
+    partial count is a copy-on-write, or a radix match that ends inside a block."""
 
     group: int
-    source: int
+    source: int  # host blocks are numbered from 0 on their own
     target: int
     num_tokens: int
     kind: CopyKind = CopyKind.DEVICE
@@ -52,11 +50,10 @@ class BlockCopy:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What a lookup found: `num_tokens` leading tokens whose KV can be reused, and the manager's
-    own `handle` on it, valid until the next call that allocates."""
+    """Result of a lookup."""
 
-    num_tokens: int
-    handle: Any = None
+    num_tokens: int  # leading tokens whose KV can be reused
+    handle: Any = None  # the manager's own, valid until the next call that allocates
 
 
 NO_MATCH = Match(0)
@@ -64,55 +61,42 @@ NO_MATCH = Match(0)
 
 @dataclass(frozen=True, slots=True)
 class SwapOut:
-    """A slot's content on the host: the manager's own `handle` on it, and the copies that bring it
-    there."""
+    """A slot's content on the host."""
 
-    handle: Any
-    copies: Sequence[BlockCopy]
+    handle: Any  # the manager's own
+    copies: Sequence[BlockCopy]  # that move it there
 
 
 @dataclass(frozen=True)
 class KVCacheManagerContext:
-    """num_blocks: blocks in the pool of each group (block 0 is the null block, never handed out:
-    it is what padding points at). block_size: tokens a block. max_num_seqs: S. max_model_len:
-    longest sequence in tokens. num_groups: G. prefix_caching: whether `lookup` may match.
-    num_swap_blocks: host blocks for `swap_out`, numbered from 0. num_host_cache_blocks: host blocks
-    for evicted content, numbered from there on. eviction: order of eviction; None: the manager's
-    own choice."""
+    """What a factory gets."""
 
-    num_blocks: int
-    block_size: int
-    max_num_seqs: int
+    num_blocks: int  # of each group, including the null block 0 (padding; never handed out)
+    block_size: int  # tokens
+    max_num_seqs: int  # S
     max_model_len: int
-    num_groups: int = 1
-    prefix_caching: bool = True
-    num_swap_blocks: int = 0
-    num_host_cache_blocks: int = 0
-    eviction: EvictionPolicy | None = None
+    num_groups: int = 1  # G
+    prefix_caching: bool = True  # whether `lookup` may match
+    num_swap_blocks: int = 0  # host blocks for `swap_out`, numbered from 0
+    num_host_cache_blocks: int = 0  # host blocks for evicted content, numbered from there on
+    eviction: EvictionPolicy | None = None  # None: the manager's own choice
 
 
 @dataclass(slots=True)
 class KVStats:
-    """num_blocks counts what can be handed out; num_free counts blocks without content;
-    num_evictable those with reusable content and no user. Queries and hits are tokens, since
-    start, of every admission (the core leaves out those after a preemption where it shows them);
-    hits include those of the host cache.
+    """Counts. Queries and hits are tokens since start, of every admission (the core leaves out
+    those after a preemption where it shows them); hits include those of the host cache."""
 
-    num_swap_blocks, num_free_swap_blocks: host blocks for swapping. host_cache_blocks,
-    host_cache_used: host blocks for evicted content. host_cache_queries: tokens that were not found
-    on the device and were looked for on the host; host_cache_hits: those found there.
-    """
-
-    num_blocks: int
-    num_free: int
-    num_evictable: int
+    num_blocks: int  # that can be handed out
+    num_free: int  # without content
+    num_evictable: int  # with reusable content and no user
     prefix_queries: int
     prefix_hits: int
-    num_swap_blocks: int = 0
+    num_swap_blocks: int = 0  # host blocks for swapping
     num_free_swap_blocks: int = 0
-    host_cache_blocks: int = 0
+    host_cache_blocks: int = 0  # host blocks for evicted content
     host_cache_used: int = 0
-    host_cache_queries: int = 0
+    host_cache_queries: int = 0  # tokens not found on the device and looked up on the host
     host_cache_hits: int = 0
 
     @property
@@ -123,19 +107,18 @@ class KVStats:
 
 
 class KVCacheManager(ABC):
-    """Owns block tables.
+    """Owns the block tables.
 
-    uses: which of the context's offers it takes: `eviction`, `host_cache`, `swap`. A configuration
-    that asks for another one is refused.
-    block_tables: int32[G, S, M], num_slot_blocks: int32[S] filled entries of each slot. Read by the
-    core, written by the manager only. Entries beyond the filled ones are 0 (the null block).
-
-    Copies run in the order in which they were returned, before the forward pass of the step that is
-    being planned. So a block may be handed out again as soon as a copy out of it was returned, and
-    a copy may read what an earlier one wrote.
+    Copies run in the order in which they were returned, before the forward pass of the step being
+    planned. So a block may be handed out again as soon as a copy out of it was returned, and a copy
+    may read what an earlier one wrote.
     """
 
+    # Which of `eviction`, `host_cache` and `swap` it uses; a configuration that asks for another
+    # one is refused.
     uses: frozenset[str] = frozenset()
+    # int32[G, S, M] and filled entries int32[S]; 0 (the null block) beyond. Read by the core,
+    # written by the manager only.
     block_tables: NDArray[np.int32]
     num_slot_blocks: NDArray[np.int32]
 

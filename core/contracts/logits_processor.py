@@ -33,35 +33,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AttachedRequest:
-    """A sequence that got a slot. prompt: int32 token ids the caller sent. output: int32 token ids
-    generated in an earlier life (after a preemption), already accepted. eos_token_ids: end tokens
-    that apply (empty with ignore_eos); stop token ids are in `params`."""
+    """A sequence that got a slot."""
 
     slot: int
     handle: int
-    prompt: NDArray[np.int32]
-    output: NDArray[np.int32]
+    prompt: NDArray[np.int32]  # token ids the caller sent
+    output: NDArray[np.int32]  # accepted before a preemption
     params: SamplingParams
-    eos_token_ids: tuple[int, ...]
+    eos_token_ids: tuple[int, ...]  # empty with ignore_eos; stop token ids are in `params`
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A sequence that a processor ends. error: why it failed; None: its output is complete, and its
-    finish reason is `stop`."""
+    """A sequence that a processor ends."""
 
     slot: int
-    error: str | None = None
+    error: str | None = None  # why it failed; None: complete, with finish reason `stop`
 
 
 @dataclass(frozen=True)
 class LogitsProcessorContext:
-    """vocab_size: V. max_num_seqs: S. device: where logits live (None for host processors)."""
+    """What a factory gets."""
 
-    vocab_size: int
-    max_num_seqs: int
+    vocab_size: int  # V
+    max_num_seqs: int  # S
     max_model_len: int
-    device: torch.device | None = None
+    device: torch.device | None = None  # of the logits; None for host processors
 
 
 class LogitsProcessor(ABC):

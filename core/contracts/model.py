@@ -21,40 +21,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """What one attention layer computes: softmax(scale * q k^T + mask) v.
-
-    head_size is of K; value_head_size of V. window: a query sees this many last positions, itself
-    included (None: all). soft_cap: logits become cap * tanh(logits / cap). sinks and alibi: the
-    layer adds learned sinks or ALiBi slopes. latent: multi-head latent attention. rope_dim: leading
-    dimensions of each head that rotate (0: none).
-    """
+    """What one attention layer computes: softmax(scale * q k^T + mask) v."""
 
     num_heads: int
     num_kv_heads: int
-    head_size: int
+    head_size: int  # of K
     value_head_size: int
     scale: float
-    window: int | None = None
-    soft_cap: float | None = None
-    sinks: bool = False
-    alibi: bool = False
-    latent: bool = False
-    rope_dim: int = 0
+    window: int | None = None  # last positions a query sees, itself included; None: all
+    soft_cap: float | None = None  # logits become cap * tanh(logits / cap)
+    sinks: bool = False  # adds learned sinks
+    alibi: bool = False  # adds ALiBi slopes
+    latent: bool = False  # multi-head latent attention
+    rope_dim: int = 0  # leading dimensions of each head that rotate; 0: none
     rope_interleaved: bool = False
 
 
 @dataclass(frozen=True)
 class KVSpec:
-    """What one layer keeps. kind: `full`, `window`, `latent` or `recurrent`. Layers with one
-    `group` share block tables."""
+    """What one layer keeps."""
 
     layer: int
-    kind: str
+    kind: str  # `full`, `window`, `latent` or `recurrent`
     num_kv_heads: int
     head_size: int
     value_head_size: int
     window: int | None = None
-    group: int = 0
+    group: int = 0  # layers of one group share block tables
 
 
 AttentionFn = Callable[
@@ -66,17 +59,16 @@ unrotated; rope, KV write and attention happen inside."""
 
 @dataclass(frozen=True)
 class DecoderLayerSpec:
-    """One pre-norm residual layer as `DecoderSpec` describes it. Weights of norms are [E], those of
-    q_norm and k_norm (heads normalized before rope, or None) are [D]. qkv, o, gate_up and down are
-    layers made by the quantization method; gate_up's two halves are the gate and what it gates."""
+    """One pre-norm residual layer of a `DecoderSpec`. Modules are layers of the quantization
+    method."""
 
-    attention_norm: torch.Tensor
+    attention_norm: torch.Tensor  # [E]
     qkv: torch.nn.Module
     o: torch.nn.Module
-    mlp_norm: torch.Tensor
-    gate_up: torch.nn.Module
+    mlp_norm: torch.Tensor  # [E]
+    gate_up: torch.nn.Module  # the gate, then what it gates
     down: torch.nn.Module
-    q_norm: torch.Tensor | None = None
+    q_norm: torch.Tensor | None = None  # [D], heads normalized before rope
     k_norm: torch.Tensor | None = None
 
 
@@ -88,43 +80,39 @@ class DecoderSpec:
         x += o(attention(qkv(norm(x))));  x += down(activation(gate) * up)   for each layer
         hidden = norm(x)
 
-    with RMSNorm. embedding: [V, E], or the tied head whose `rows` it is. norm: [E]. activation:
-    `silu`, `gelu` or `gelu_tanh`."""
+    with RMSNorm."""
 
-    embedding: torch.Tensor | torch.nn.Module
+    embedding: torch.Tensor | torch.nn.Module  # [V, E], or the tied head, by its `rows`
     layers: tuple[DecoderLayerSpec, ...]
-    norm: torch.Tensor
+    norm: torch.Tensor  # [E]
     norm_eps: float
-    activation: str
+    activation: str  # `silu`, `gelu` or `gelu_tanh`
 
 
 @dataclass(frozen=True)
 class ModelContext:
-    """config: the model's config.json as a mapping. dtype: `torch.dtype` of activations. device:
-    where parameters live. max_model_len: tokens. quantization: makes linear layers.
-    attention(layer, spec, cos_sin): registers a layer and returns what its module calls; cos_sin is
-    float32[max_model_len, rope_dim], cosines then sines, or None without rope."""
+    """What a factory gets."""
 
-    config: dict[str, Any]
-    dtype: torch.dtype
-    device: torch.device
-    max_model_len: int
-    quantization: QuantizationMethod
+    config: dict[str, Any]  # config.json
+    dtype: torch.dtype  # of activations
+    device: torch.device  # of parameters
+    max_model_len: int  # tokens
+    quantization: QuantizationMethod  # creates linear layers
+    # (layer, spec, cos_sin) -> what the layer's module calls. cos_sin: float32[max_model_len,
+    # rope_dim], cosines then sines; None without rope.
     attention: Callable[[int, AttentionSpec, torch.Tensor | None], AttentionFn]
 
 
 class CausalLM(ABC):
     """Implemented by a `torch.nn.Module`. `num_layers` and `vocab_size` are set by `__init__`.
 
-    forward_version: raised, in the worker's thread, by whoever changes what a forward pass launches
-    once the model is loaded: an adapter that comes, goes or is swapped, a layer that is replaced,
-    wrapped or hooked, a parameter that becomes another tensor. The core looks at it before each
-    step and lets the graph runner compile, capture and look up anew (`GraphRunner.invalidate`),
-    which may take seconds. Weights that are overwritten in place need it only where a runner holds
-    them in another form: graphs and compiled code read them where they are, and so do packed layers
-    whose packed form is written, but the runner `native` has copies of the norms. Keys and values
-    that were computed before stay as they are for sequences that hold them; those that get a seat
-    afterwards find none of them in the prefix cache.
+    `forward_version` is incremented, on the worker's thread, by whoever changes what a forward pass
+    launches after loading: an adapter added, removed or swapped, a layer replaced, wrapped or
+    hooked, a parameter that becomes another tensor. The core reads it before each step and lets the
+    graph runner compile and capture again (`GraphRunner.invalidate`), which may take seconds.
+    Weights overwritten in place need it only where a runner holds them in another form (`native`
+    has copies of the norms). Sequences keep KV computed before; those that get a slot afterwards
+    find none of it in the prefix cache.
     """
 
     num_layers: int

@@ -1,8 +1,8 @@
 """Kind `observer`: sees steps, requests and capacity; changes nothing.
 
-Runs in the engine process, on the engine thread, when a step was committed and before its outputs
-are handed over: be quick. Several may be configured; each gets every event. An exception in an
-observer is logged once with its name, counted, and never stops the engine.
+Runs on the engine thread, after a step was committed and before its outputs are handed over: be
+quick. Several may be configured; each gets every event. An exception is logged once with the
+observer's name, counted, and never stops the engine.
 """
 
 from __future__ import annotations
@@ -17,28 +17,20 @@ from octavo.core.contracts.provider import Provider, hookspec
 
 @dataclass(frozen=True, slots=True)
 class PreemptionRecord:
-    """A sequence that gave way. action: what was done, `recompute` or `swap`. num_computed: tokens
-    whose KV it had, in `num_blocks` blocks. reason: the preemption policy's, or why a swap became a
-    recompute. lost_to: handle of the sequence that it gave way to, and what that lacked, `seat` or
-    `blocks`."""
+    """A sequence that was preempted."""
 
     handle: int
     request_id: str
-    action: str
-    num_computed: int
-    num_blocks: int
-    reason: str
-    lost_to: tuple[int, str] | None = None
+    action: str  # `recompute` or `swap`
+    num_computed: int  # tokens whose KV it had
+    num_blocks: int  # that held them
+    reason: str  # the preemption policy's, or why a swap became a recompute
+    lost_to: tuple[int, str] | None = None  # handle it gave way to, which lacked `seat` or `blocks`
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step. Times are seconds. num_tokens: tokens computed; num_prefill of them belong to
-    prompts (or are recomputed). num_sampled: tokens produced. num_preempted: preemptions since
-    start. preemptions: those that this step's plan made. swapped_in: handles that it brought back
-    from the host. num_copies: block copies that it ran, copy_s: how long those between host and
-    device took. num_swapped: sequences whose KV is on the host. kv: its prefix queries and hits are
-    those of first admissions; a sequence that comes back after a preemption counts no more."""
+    """One step. Times are seconds."""
 
     step: int
     started: float
@@ -49,16 +41,16 @@ class StepRecord:
     commit_s: float
     num_running: int
     num_waiting: int
-    num_tokens: int
-    num_prefill: int
-    num_sampled: int
-    num_preempted: int
-    kv: KVStats
-    preemptions: tuple[PreemptionRecord, ...] = ()
-    swapped_in: tuple[int, ...] = ()
-    num_copies: int = 0
-    copy_s: float = 0.0
-    num_swapped: int = 0
+    num_tokens: int  # computed
+    num_prefill: int  # of these, tokens of prompts or recomputed
+    num_sampled: int  # produced
+    num_preempted: int  # since start
+    kv: KVStats  # queries and hits of first admissions only
+    preemptions: tuple[PreemptionRecord, ...] = ()  # of this step's plan
+    swapped_in: tuple[int, ...] = ()  # handles brought back from the host
+    num_copies: int = 0  # of blocks
+    copy_s: float = 0.0  # of copies between host and device
+    num_swapped: int = 0  # sequences whose KV is on the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,29 +65,27 @@ class StateRecord:
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """A finished request. Times are seconds on the engine's clock; first_token is None when none
-    was produced. finish_reason: `stop`, `length`, `abort` or `error`. index: which of the
-    request's choices it is."""
+    """A finished request. Times are seconds on the engine's clock."""
 
     request_id: str
     handle: int
     arrival: float
     admitted: float | None
-    first_token: float | None
+    first_token: float | None  # None: no token was produced
     finished: float
     num_prompt: int
     num_output: int
     num_cached: int
     num_preemptions: int
-    finish_reason: str
-    index: int = 0
+    finish_reason: str  # `stop`, `length`, `abort` or `error`
+    index: int = 0  # which of the request's choices
 
 
 @dataclass(frozen=True)
 class ObserverContext:
-    """report: the startup report as a plain mapping (model, capacity, plugins chosen)."""
+    """What a factory gets."""
 
-    report: dict[str, Any]
+    report: dict[str, Any]  # the startup report: model, capacity, implementations
 
 
 class Observer(ABC):  # noqa: B024
@@ -105,7 +95,7 @@ class Observer(ABC):  # noqa: B024
         """After every step."""
 
     def on_state(self, record: StateRecord) -> None:  # noqa: B027
-        """When sequences ended while no step ran (aborts), so that no step tells of it."""
+        """When sequences ended while no step ran (aborts)."""
 
     def on_request(self, record: RequestRecord) -> None:  # noqa: B027
         """When a request has finished, whatever the reason."""

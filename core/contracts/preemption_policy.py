@@ -13,62 +13,56 @@ from octavo.core.contracts.provider import Provider, hookspec
 
 
 class PreemptionAction(Enum):
-    """RECOMPUTE drops the victim's blocks; SWAP moves them to the host pool."""
+    """What happens to a victim's blocks."""
 
-    RECOMPUTE = "recompute"
-    SWAP = "swap"
+    RECOMPUTE = "recompute"  # they are dropped
+    SWAP = "swap"  # they move to the host pool
 
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """num_computed: tokens whose KV would be lost. num_blocks: blocks that hold them.
-    host_blocks_free: free blocks of the host pool (0 when there is none)."""
+    """A sequence to be preempted."""
 
     slot: int
     handle: int
-    num_computed: int
-    num_blocks: int
-    host_blocks_free: int
+    num_computed: int  # tokens whose KV would be lost
+    num_blocks: int  # that hold them
+    host_blocks_free: int  # 0 without a host pool
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What a step took, in seconds. compute_s: forward pass and sampling. copy_s: copies between
-    host and device of `num_copied_blocks` blocks (both directions). num_prefill: tokens of prompts
-    or of recomputation, beside `num_decodes` decoding rows."""
+    """What a step took."""
 
-    num_decodes: int
-    num_prefill: int
-    num_copied_blocks: int
-    compute_s: float
+    num_decodes: int  # rows
+    num_prefill: int  # tokens of prompts or of recomputation
+    num_copied_blocks: int  # between host and device, both directions
+    compute_s: float  # forward pass and sampling
     copy_s: float
 
 
 @dataclass(frozen=True)
 class PreemptionPolicyContext:
-    """block_bytes: bytes of one block in all layers."""
+    """What a factory gets."""
 
-    block_bytes: int
+    block_bytes: int  # one block in all layers
 
 
 class PreemptionPolicy(ABC):
-    """Chooses recompute or swap for each victim.
+    """Chooses recompute or swap for each victim."""
 
-    swaps: whether `decide` ever answers SWAP. The host pool is made only then.
-    """
-
-    swaps: bool = False
+    swaps: bool = False  # whether `decide` ever returns SWAP; only then is there a host pool
 
     @abstractmethod
     def decide(self, victim: Victim) -> PreemptionAction:
         """What to do with this victim. SWAP falls back to RECOMPUTE when the host pool is full."""
 
     def reason(self) -> str:
-        """Why the last `decide` decided as it did, for the step log. Empty: nothing to say."""
+        """Why the last `decide` decided as it did, for the step log; may be empty."""
         return ""
 
     def observe(self, cost: StepCost) -> None:  # noqa: B027
-        """Told once a step what it took. The core skips policies that do not override it."""
+        """Called once per step with its cost; skipped for policies that do not override it."""
 
 
 class Spec:

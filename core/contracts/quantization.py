@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class QuantizationContext:
-    """config: `quantization_config` of config.json, or empty. dtype: of activations."""
+    """What a factory gets."""
 
-    config: dict[str, Any]
-    dtype: torch.dtype
+    config: dict[str, Any]  # `quantization_config` of config.json, or empty
+    dtype: torch.dtype  # of activations
     device: torch.device
 
 

@@ -41,9 +41,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SamplingColumns:
-    """The same parameters on the host, from which a sampler chooses its way without waiting for the
-    device. Read-only: temperature float32[R], top_k int32[R], top_p float32[R], min_p float32[R].
-    """
+    """The same parameters on the host, read-only, each [R]: a sampler chooses its code path from
+    them without waiting for the device."""
 
     temperature: NDArray[np.float32]
     top_k: NDArray[np.int32]
@@ -53,71 +52,61 @@ class SamplingColumns:
 
 @dataclass(slots=True)
 class SamplingBatch:
-    """Parameters of R rows as tensors on the device, at fixed addresses.
+    """Parameters of R rows, as tensors on the device at fixed addresses. The flags are computed on
+    the host and let a sampler skip work."""
 
-    temperature float32[R] (0 is greedy), top_k int32[R] (V is off), top_p float32[R] (1 is off),
-    min_p float32[R] (0 is off), seed int64[R] (the 64 bits of the unsigned seed), position
-    int64[R], index int64[R]. The flags are computed on the host and let a sampler skip work:
-    all_greedy (the other parameters are then not written: a sampler must not read them), any_top_k,
-    any_top_p, any_min_p (of rows that are not greedy). max_logprobs: alternatives wanted by some
-    row (-1: none wants logprobs, not even of the chosen token). host: columns on the host.
-    """
-
-    num_rows: int
-    temperature: torch.Tensor
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-    min_p: torch.Tensor
-    seed: torch.Tensor
-    position: torch.Tensor
-    index: torch.Tensor
-    all_greedy: bool
-    any_top_k: bool
+    num_rows: int  # R
+    temperature: torch.Tensor  # float32[R], 0: greedy
+    top_k: torch.Tensor  # int32[R], V: off
+    top_p: torch.Tensor  # float32[R], 1: off
+    min_p: torch.Tensor  # float32[R], 0: off
+    seed: torch.Tensor  # int64[R], the 64 bits of the unsigned seed
+    position: torch.Tensor  # int64[R]
+    index: torch.Tensor  # int64[R]
+    all_greedy: bool  # the other parameters are then not written and must not be read
+    any_top_k: bool  # of rows that are not greedy, as the next two
     any_top_p: bool
     any_min_p: bool
-    max_logprobs: int
+    max_logprobs: int  # most alternatives of a row; -1: no row wants logprobs
     host: SamplingColumns
 
 
 @dataclass(slots=True)
 class SampledTokens:
-    """token_ids int64[R]. valid bool[R]: False where no token was allowed (every logit of the row
-    is -inf) or some logit is NaN: an error of that request alone, whose token is meaningless but a
-    token id. Later calls of the sampler write neither: the next step reads them on the device."""
+    """Later calls of the sampler write neither tensor: the next step reads them on the device."""
 
-    token_ids: torch.Tensor
+    token_ids: torch.Tensor  # int64[R]
+    # bool[R]. False where no token was allowed (every logit is -inf) or some logit is NaN: an error
+    # of that request alone, whose token is then any valid id.
     valid: torch.Tensor
 
 
 @dataclass(slots=True)
 class TokenLogprobs:
-    """token_ids int64[R, 1 + k], values float32[R, 1 + k], ranks int64[R]: the given token first,
-    then the k most probable."""
+    """The given token first, then the k most probable."""
 
-    token_ids: torch.Tensor
-    values: torch.Tensor
-    ranks: torch.Tensor
+    token_ids: torch.Tensor  # int64[R, 1 + k]
+    values: torch.Tensor  # float32[R, 1 + k]
+    ranks: torch.Tensor  # int64[R]
 
 
 @dataclass(frozen=True)
 class SamplerContext:
-    """vocab_size: V. max_num_seqs: most rows a step."""
+    """What a factory gets."""
 
-    vocab_size: int
-    max_num_seqs: int
+    vocab_size: int  # V
+    max_num_seqs: int  # maximum number of rows
     device: torch.device
 
 
 class Sampler(ABC):
     """The operations of the module's docstring, in that order. Greedy rows take the argmax of their
-    logits. Penalties, bias and masks are done by logits processors before. A row's result must not
-    depend on the other rows.
+    logits. Penalties, bias and masks were applied by logits processors. A row's result must not
+    depend on the other rows."""
 
-    captures: `sample` of a batch without top_k, top_p and min_p that is not `all_greedy` (some rows
-    may be greedy) can be captured in a CUDA graph: for a number of rows it makes the same launches
-    each time, and reads nothing but the logits and the batch's tensors.
-    """
-
+    # Whether `sample` of a batch without top_k, top_p and min_p that is not `all_greedy` can be
+    # captured in a CUDA graph: the same launches for the same number of rows, reading only the
+    # logits and the batch's tensors.
     captures: bool = False
 
     @abstractmethod

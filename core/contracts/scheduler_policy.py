@@ -1,6 +1,6 @@
 """Kind `scheduler_policy`: who is admitted next, who gives way, how large a chunk may be.
 
-Mechanics (budgets, seats, blocks, state) belong to `octavo.engine.scheduler`; a policy orders.
+Mechanics (budgets, slots, blocks, state) belong to `octavo.engine.scheduler`; a policy orders.
 It runs in the engine process, on the engine thread, between steps.
 """
 
@@ -19,24 +19,16 @@ from octavo.core.contracts.provider import Provider, hookspec
 
 @dataclass(slots=True, eq=False)
 class WaitingRequest:
-    """What a policy sees of a request that has no slot.
+    """A request without a slot, as a policy sees it."""
 
-    handle: unique in the engine. arrival: seconds on the engine's clock. num_tokens: tokens known
-    (prompt, and output so far after a preemption). priority: lower goes first. user: who sent it,
-    for fairness (None: anonymous). num_preemptions: how often it lost its slot. num_computed:
-    tokens whose KV waits in the host pool (0: none), so that little is left to compute. num_cached:
-    tokens that the prefix cache held when the request was queued, of which some may be gone, or
-    more there, when it is admitted.
-    """
-
-    handle: int
-    arrival: float
-    num_tokens: int
-    priority: int = 0
-    user: str | None = None
-    num_preemptions: int = 0
-    num_computed: int = 0
-    num_cached: int = 0
+    handle: int  # unique in the engine
+    arrival: float  # seconds on the engine's clock
+    num_tokens: int  # known: prompt, and output so far after a preemption
+    priority: int = 0  # lower goes first
+    user: str | None = None  # for fairness; None: anonymous
+    num_preemptions: int = 0  # how often it lost its slot
+    num_computed: int = 0  # tokens whose KV waits in the host pool
+    num_cached: int = 0  # tokens in the prefix cache when it was queued; may change until admission
 
     @property
     def num_remaining(self) -> int:
@@ -46,25 +38,18 @@ class WaitingRequest:
 
 @dataclass(frozen=True, slots=True)
 class RunningView:
-    """Read-only columns of the running requests, all of length B in one order.
-
-    slots: the slot of each, intp. handles, num_tokens (known tokens), num_computed (tokens whose
-    KV is computed or planned), num_prompt (prompt tokens), priority: int64. arrival: float64
-    seconds. user: int64, one number a distinct user, `user_names[number]` gives the name: a list
-    that grows, and is another list when users were numbered anew.
-    now: seconds on the engine's clock.
-    """
+    """Read-only columns of the running requests, all of length B in one order."""
 
     slots: NDArray[np.intp]
     handles: NDArray[np.int64]
-    num_tokens: NDArray[np.int64]
-    num_computed: NDArray[np.int64]
+    num_tokens: NDArray[np.int64]  # known tokens
+    num_computed: NDArray[np.int64]  # tokens whose KV is computed or planned
     num_prompt: NDArray[np.int64]
     priority: NDArray[np.int64]
-    arrival: NDArray[np.float64]
-    user: NDArray[np.int64]
-    user_names: list[str | None]
-    now: float
+    arrival: NDArray[np.float64]  # seconds
+    user: NDArray[np.int64]  # index into `user_names`
+    user_names: list[str | None]  # grows; another list once users were renumbered
+    now: float  # seconds on the engine's clock
 
     def rows(self, index: NDArray[Any]) -> RunningView:
         """The same columns of some of the requests; index: intp[m] or bool[B]."""
@@ -92,22 +77,19 @@ def _alone(choice: Any) -> SchedulerPolicy:
 
 @dataclass(frozen=True)
 class SchedulerPolicyContext:
-    """max_num_seqs: slots. max_num_batched_tokens: tokens a step. clock: seconds, monotonic.
-    make: another policy for the same engine from a choice (a name, or a mapping with `name` and
-    options), for policies that are composed of others; raises `PluginError`."""
+    """What a factory gets."""
 
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    clock: Callable[[], float]
+    max_num_seqs: int  # slots
+    max_num_batched_tokens: int  # per step
+    clock: Callable[[], float]  # seconds, monotonic
+    # Another policy for the same engine, from a name or a mapping with `name` and options, for
+    # policies composed of others. Raises `PluginError`.
     make: Callable[[Any], SchedulerPolicy] = field(default=_alone)
 
 
 class SchedulerPolicy(ABC):
-    """Orders requests. Owns the waiting queue.
-
-    Keys must not change their mutual order with time (age by arrival, not by "now"), so that a
-    heap suffices.
-    """
+    """Orders requests and owns the waiting queue. The order of two waiting requests must not change
+    with time (age by arrival, not by "now"), so that a heap suffices."""
 
     @abstractmethod
     def add(self, request: WaitingRequest) -> None:
@@ -119,7 +101,7 @@ class SchedulerPolicy(ABC):
 
     @abstractmethod
     def peek(self) -> WaitingRequest | None:
-        """The next request to admit, or None. Called only while a seat, tokens and blocks are
+        """The next request to admit, or None. Called only while a slot, tokens and blocks are
         free, so 10,000 waiting requests cost a step nothing."""
 
     @abstractmethod
@@ -153,7 +135,7 @@ class SchedulerPolicy(ABC):
 
     def preempts(self, request: WaitingRequest, view: RunningView) -> int | None:
         """The slot of a running request that must give way to `request`, which `peek` returned and
-        which finds no seat or no blocks; None: it waits. Asked again until the request fits. The
+        which finds no slot or no blocks; None: it waits. Asked again until the request fits. The
         answer may depend only on `request` and on who runs: a None holds until either changes.
         The one preempted must stand behind `request` in the queue, else they take turns."""
         return None

@@ -17,37 +17,32 @@ from octavo.core.contracts.provider import Provider, hookspec
 
 @dataclass(frozen=True)
 class TokenizerContext:
-    """folder: tokenizer files. config, generation_config: of the model, for end tokens.
-    chat_template: overrides the model's own. content_format: what the template gets for a message's
-    content: `string`, `openai` (a list of parts), or `auto` (what it is written for)."""
+    """What a factory gets."""
 
-    folder: Path
-    config: dict[str, Any]
+    folder: Path  # tokenizer files
+    config: dict[str, Any]  # of the model, as the next one, for end tokens
     generation_config: dict[str, Any]
     trust_remote_code: bool = False
-    chat_template: str | None = None
+    chat_template: str | None = None  # overrides the model's own
+    # A message's content in the template: `string`, `openai` (a list of parts) or `auto`.
     content_format: str = "auto"
 
 
 @dataclass(frozen=True)
 class ChatSource:
-    """How another process can render chats as `Tokenizer.chat` does. factory: import string of a
-    callable; called with `arguments`, which are plain data, it makes an object whose `render` takes
-    what `chat` takes."""
+    """How another process renders chats as `Tokenizer.chat` does."""
 
-    factory: str
-    arguments: dict[str, Any]
+    factory: str  # import string; returns an object whose `render` takes what `chat` takes
+    arguments: dict[str, Any]  # of the factory, plain data
 
 
 class Tokenizer(ABC):
-    """Thread-safe. `eos_token_ids` are all end tokens (tokenizer's, config's, generation
-    config's); `vocab_size` is one more than the largest id; `special_ids` are the ids of special
-    tokens, which `skip_special_tokens` hides."""
+    """Thread-safe."""
 
-    eos_token_ids: tuple[int, ...]
+    eos_token_ids: tuple[int, ...]  # of tokenizer, config and generation config
     bos_token_id: int | None
-    vocab_size: int
-    special_ids: frozenset[int]
+    vocab_size: int  # largest id + 1
+    special_ids: frozenset[int]  # hidden by `skip_special_tokens`
 
     @abstractmethod
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

@@ -20,16 +20,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WeightSourceContext:
-    """source: what the user wrote (`./folder`, `owner/name`, `file.gguf`, `package:name`).
-    revision, download_dir: for the hub. cache_dir: private folder for converted files.
-    show_progress: whether a progress bar may be drawn on stderr. config_overrides: what is laid
-    over `config()` (`model.hf_overrides`); a source that makes tensors up makes them fit."""
+    """What a factory gets."""
 
-    source: str
-    revision: str | None
+    source: str  # as the user wrote it: `./folder`, `owner/name`, `file.gguf`, `package:name`
+    revision: str | None  # for the hub
     download_dir: str | None
-    cache_dir: Path
-    show_progress: bool = True
+    cache_dir: Path  # for converted files
+    show_progress: bool = True  # a progress bar on stderr is allowed
+    # Laid over `config()` (`model.hf_overrides`); a source of random tensors makes them fit.
     config_overrides: Mapping[str, Any] = field(default_factory=dict)
 
 

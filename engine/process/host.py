@@ -100,12 +100,13 @@ class Host:
         return message if isinstance(message, wire.Start) else None
 
     def _build(self, start: wire.Start) -> EngineCore:
-        from octavo.core.config.loading import load_config
-        from octavo.core.config.resolve import resolve
+        from octavo.core.config import load_config
         from octavo.core.registry import Registry
         from octavo.engine.builder import build_engine
+        from octavo.engine.config import EngineConfig
+        from octavo.engine.resolve import resolve
 
-        config = load_config(mapping=start.config)
+        config = load_config(EngineConfig, mapping=start.config)
         config.origin.replace(start.origin)
         known = config.plugins
         registry = Registry.discover(load=known.load, disable=known.disable, only=known.only)

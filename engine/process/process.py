@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from octavo.core import errors
-from octavo.core.config.models import EngineConfig
 from octavo.core.errors import EngineDeadError, OctavoError
+from octavo.engine.config import EngineConfig
 from octavo.engine.process import wire
 from octavo.engine.process.channel import Channel
 from octavo.engine.process.folder import address, make_folder, remove_folder
@@ -289,7 +289,9 @@ class _Run:
 
 def plain(config: EngineConfig) -> dict[str, Any]:
     """A configuration as another process may read it: what was given, without secrets."""
-    data: dict[str, Any] = config.model_dump(
-        mode="json", exclude_unset=True, exclude={"server": {"api_keys"}}
-    )
+    secrets: dict[str, set[str]] = {}
+    for section in type(config).model_fields:
+        fields = getattr(type(getattr(config, section)), "model_fields", {})
+        secrets[section] = {key for key, of in fields.items() if "SecretStr" in str(of.annotation)}
+    data: dict[str, Any] = config.model_dump(mode="json", exclude_unset=True, exclude=secrets)
     return data

@@ -18,8 +18,8 @@ from octavo.engine.worker.parts import RegisterAttention, RunnerParts, RunnerSet
 from octavo.engine.worker.phased_attention import PhasedAttention
 
 if TYPE_CHECKING:
-    from octavo.core.config.resolve import Resolved
     from octavo.core.registry import Registry, Selection
+    from octavo.engine.resolve import Resolved
 
 
 def make_worker(resolved: Resolved, registry: Registry, rank: int, world: int) -> Worker:

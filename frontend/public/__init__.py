@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 _WHERE = {
     "LLM": "octavo.frontend.llm",
     "AsyncLLM": "octavo.frontend.async_llm",
-    "SamplingParams": "octavo.core.sampling_params",
+    "SamplingParams": "octavo.frontend.vllm.differences",  # where it learns vLLM's parameters
     "StructuredOutputsParams": "octavo.core.structured_outputs",
     "TextPrompt": "octavo.frontend.text.inputs",
     "TokensPrompt": "octavo.frontend.text.inputs",

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from octavo.core.config.model_facts import override
 from octavo.core.contracts import NoOptions, Options
 from octavo.core.contracts.weight_source import WeightSource, WeightSourceContext
+from octavo.core.hf_config import override
 from octavo.models.families.config import decoder_config, tensor_shapes
 from octavo.models.weight_sources.folder import Folder
 from octavo.models.weight_sources.gguf_file import GGUFFile

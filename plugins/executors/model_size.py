@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.core.config.model_facts import text_config
 from octavo.core.errors import ConfigError
+from octavo.core.hf_config import text_config
 
 _PLAIN_MLP = ("gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "mpt", "phi")
 _TIED = ("gpt2", "opt", "gemma", "gemma2", "gemma3_text")  # where config.json need not say so

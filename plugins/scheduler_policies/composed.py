@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from octavo.core.config.models import Choice
+from octavo.core.config.models import ImplementationConfig
 from octavo.core.contracts.provider import Options
 from octavo.core.contracts.scheduler_policy import (
     RunningView,
@@ -34,11 +34,11 @@ _MAX_IDLE_CLASSES = 256
 class ComposedOptions(Options):
     """The policies, outermost first."""
 
-    policies: list[Choice] = Field(
+    policies: list[ImplementationConfig] = Field(
         min_length=2, description="Policies, the outermost first; all but the last need classes."
     )
 
-    def choices(self) -> list[Choice]:
+    def choices(self) -> list[ImplementationConfig]:
         """The implementations that this is made of."""
         return self.policies
 

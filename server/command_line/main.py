@@ -13,25 +13,32 @@ from typing import Any
 
 import octavo
 from octavo.core import envvars
-from octavo.core.config.keywords import KEYWORDS
-from octavo.core.config.models import EngineConfig
 from octavo.core.errors import ConfigError, OctavoError, nearest
+from octavo.frontend.vllm.keywords import KEYWORDS
 from octavo.server.command_line.config import (
     add_config_arguments,
     add_config_sources,
     config_from_args,
     registry_from_config,
 )
-from octavo.server.command_line.json_output import join_mappings
+from octavo.server.command_line.dotted_json import join_mappings
+from octavo.server.config import ServiceConfig
 
 __all__ = ["add_config_arguments", "config_from_args", "main", "registry_from_config"]
 
 Command = Callable[[argparse.Namespace], int]
 
+LOG_LEVEL = envvars.EnvVar(
+    "OCTAVO_LOG_LEVEL",
+    "debug, info, warning or error",
+    "info",
+    "Lowest level of log messages that the command line prints.",
+    envvars.one_of("debug", "info", "warning", "error", default="info"),
+)
+
 
 class _Parser(argparse.ArgumentParser):
-    """Gets its arguments only when it is used, so that a command's module is imported by that
-    command alone."""
+    """Adds its arguments when it is used, so that only the command that runs is imported."""
 
     populate: Callable[[argparse.ArgumentParser], None] | None = None
 
@@ -43,12 +50,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line. Returns the exit status: 0, 2 for an error of the user's making (one line
-    on stderr), 130 when interrupted."""
+    """Run a command line. Returns the exit status: 0, 2 for a user error (one line on stderr), 130
+    when interrupted."""
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
-        logging.getLogger("octavo").setLevel(envvars.LOG_LEVEL.get().upper())
+        logging.getLogger("octavo").setLevel(LOG_LEVEL.get().upper())
         given = [_dashes(item) for item in join_mappings(given)]
         args, unknown = _parser().parse_known_args(given)
         if unknown:
@@ -95,80 +102,90 @@ def _unknown_argument(item: str) -> ConfigError:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="octavo",
-        description="An LLM inference and serving engine whose parts are plugins.",
+        description="A plugin-based LLM inference and serving engine.",
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"octavo {octavo.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    _command(commands, "serve", "serve a model over the OpenAI protocol", serve, _serve_arguments)
+    _command(
+        commands, "serve", "serve a model with an OpenAI-compatible API", serve, _serve_arguments
+    )
     _module(
         commands,
         "run-batch",
-        "answer a file of requests in the format of OpenAI's batches",
+        "process a file of requests in OpenAI's batch format",
         "octavo.server.command_line.run_batch",
     )
     _module(
         commands,
         "plugins",
-        "list every registered implementation; show, check or begin one",
+        "list implementations; show, check or create one",
         "octavo.server.command_line.plugins",
     )
-    config = commands.add_parser("config", help="show, check or describe a configuration")
+    config = commands.add_parser(
+        "config", help="show or validate a configuration, or print its schema"
+    )
     parts = config.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    _command(parts, "show", "print what a configuration means here, and why", show, _show_arguments)
-    _command(parts, "validate", "check a configuration", validate, _file_arguments)
-    _command(parts, "schema", "print the JSON Schema, for editors", schema, add_config_sources)
+    _command(parts, "show", "print the resolved configuration, with reasons", show, _show_arguments)
+    _command(parts, "validate", "validate a configuration", validate, _file_arguments)
+    _command(
+        parts,
+        "schema",
+        "print the JSON Schema of the configuration, for editors",
+        schema,
+        add_config_sources,
+    )
     _module(
         commands,
         "simulate",
-        "replay a trace without a model: what a configuration would do",
+        "replay a trace against a configuration, without a model",
         "octavo.bench.simulate.command",
     )
     _module(
         commands,
         "compare",
-        "which of several configurations or servers is better, and how sure that is",
+        "compare configurations or servers, with confidence intervals",
         "octavo.bench.compare.command",
     )
     _module(
         commands,
         "sweep",
-        "run combinations of keys on a workload, on the engine or a simulator",
+        "run a workload with combinations of settings, on the engine or simulated",
         "octavo.bench.sweep.command",
     )
     _module(
         commands,
         "tune",
-        "propose a configuration for a workload, with the reasons",
+        "recommend a configuration for a workload, with reasons",
         "octavo.bench.sweep.tune",
     )
     _module(
         commands,
         "plan",
-        "what a model needs and reaches on a device, before anything is loaded",
+        "estimate memory and speed of a model on a device, without loading it",
         "octavo.bench.plan.command",
     )
     _module(
         commands,
         "doctor",
-        "what this machine has, what can be used here and why not, and whether it works",
+        "check this machine: hardware, available implementations, a self-test",
         "octavo.server.command_line.doctor.command",
     )
-    bench = commands.add_parser("bench", help="measure")
+    bench = commands.add_parser("bench", help="run a benchmark")
     kinds = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
-    _bench(kinds, "throughput", "tokens per second of many requests at once")
-    _bench(kinds, "latency", "seconds of one batch of requests")
-    _bench(kinds, "serve", "load on a running server, with vLLM's options")
-    _bench(kinds, "startup", "seconds until an engine answers, cold and warm")
-    _bench(kinds, "peers", "speed on a CPU beside other engines, and what the machine could do")
+    _bench(kinds, "throughput", "tokens per second with many concurrent requests")
+    _bench(kinds, "latency", "latency of one batch of requests")
+    _bench(kinds, "serve", "load-test a running server, with vLLM's options")
+    _bench(kinds, "startup", "time until the engine answers, cold and warm")
+    _bench(kinds, "peers", "CPU speed compared with other engines and with the hardware limit")
     _module(
         kinds,
         "gpu",
-        "decode steps against the memory floor, prompts, overlap: all of a GPU in seven minutes",
+        "GPU suite in seven minutes: decode against memory bandwidth, prefill, overlap",
         "octavo.bench.gpu.command",
     )
-    _bench(kinds, "scheduler", "time of scheduling alone, without a model")
-    _bench(kinds, "http-overhead", "cost of server and processes, without a model")
+    _bench(kinds, "scheduler", "cost of scheduling alone, without a model")
+    _bench(kinds, "http-overhead", "cost of the server and its processes, without a model")
     return parser
 
 
@@ -217,7 +234,7 @@ def serve(args: argparse.Namespace) -> int:
     config, registry = config_from_args(args)
     if not config.model.source:
         raise ConfigError(
-            "no model is given; expected MODEL on the command line or in --config FILE",
+            "no model given; expected MODEL, or a file with one in --config FILE",
             path="model.source",
         )
     from octavo.server.process.serve import run
@@ -229,23 +246,25 @@ def serve(args: argparse.Namespace) -> int:
 
 
 def _file_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "a YAML file, or a model as for `octavo serve`"
+    text = "YAML file, or a model as for `octavo serve`"
     add_config_arguments(parser, source=("FILE|MODEL", text))
 
 
 def _show_arguments(parser: argparse.ArgumentParser) -> None:
     _file_arguments(parser)
     parser.add_argument(
-        "--given", action="store_true", help="print only what was given, deciding nothing"
+        "--given", action="store_true", help="print only the settings given, unresolved"
     )
 
 
 def _with_file(args: argparse.Namespace) -> argparse.Namespace:
-    """MODEL may be the file."""
+    """Treat MODEL as the configuration file where it is one."""
     file = args.model_source
     if file is not None and _is_yaml(file):
         if args.config is not None:
-            raise ConfigError(f"two files are given: '{file}' and --config '{args.config}'")
+            raise ConfigError(
+                f"configuration file given twice: '{file}' and --config '{args.config}'"
+            )
         args.config, args.model_source = file, None
     return args
 
@@ -259,8 +278,8 @@ def _is_yaml(name: str) -> bool:
 
 def show(args: argparse.Namespace) -> int:
     """`octavo config show`."""
-    from octavo.core.config.resolve import resolve
-    from octavo.core.config.show import config_yaml, given_yaml
+    from octavo.engine.resolve import resolve
+    from octavo.server.command_line.config_yaml import config_yaml, given_yaml
 
     config, registry = config_from_args(_with_file(args))
     if args.given:
@@ -273,8 +292,8 @@ def show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _server_errors(config: EngineConfig) -> Iterator[ConfigError]:
-    """What `octavo serve` refuses before it loads a model, beside keys and plugins."""
+def _server_errors(config: ServiceConfig) -> Iterator[ConfigError]:
+    """Errors of the server's keys and certificate, which `octavo serve` reports at startup."""
     from octavo.server.http.security import load_keys
     from octavo.server.process.listen import check_certificate
 
@@ -286,9 +305,9 @@ def _server_errors(config: EngineConfig) -> Iterator[ConfigError]:
 
 
 def validate(args: argparse.Namespace) -> int:
-    """`octavo config validate`: keys, types, names of plugins, their options, API keys, certificate
-    and environment variables; every error on a line of its own. Nothing is loaded."""
-    from octavo.core.config.resolve import choice_errors
+    """`octavo config validate`: keys, types, implementations and options, API keys, certificate and
+    environment variables, one error per line. Nothing is loaded."""
+    from octavo.engine.choices import choice_errors
 
     found: list[ConfigError] = []
     config, registry = config_from_args(_with_file(args), errors=found)
@@ -298,7 +317,7 @@ def validate(args: argparse.Namespace) -> int:
         print(error_line(error), file=sys.stderr)
     if errors:
         return 2
-    model = f"the configuration of model '{args.model_source}' (which was not looked for)"
+    model = f"the configuration of model '{args.model_source}' (the model itself was not checked)"
     print(f"{args.config or (model if args.model_source else 'configuration')}: valid")
     return 0
 
@@ -307,7 +326,7 @@ def schema(args: argparse.Namespace) -> int:
     """`octavo config schema`."""
     import json
 
-    from octavo.core.config.schema import config_schema
+    from octavo.server.command_line.config_schema import config_schema
 
     _, registry = config_from_args(args)
     print(json.dumps(config_schema(registry), indent=2))

@@ -9,12 +9,12 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from octavo.core.availability import availability
-from octavo.core.config.reference import type_text
-from octavo.core.config.show import plain
+from octavo.core.config.models import plain
 from octavo.core.contracts import KINDS, Platform, ProbeContext, Requirement
 from octavo.core.plugin_loading import Registered
 from octavo.core.plugin_options import options_model
 from octavo.core.registry import Registry
+from octavo.server.command_line.config_reference import type_text
 
 
 def plugin_report(registry: Registry, platform: Platform) -> dict[str, Any]:

@@ -26,14 +26,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_sources(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="plugins_command")
-    shown = commands.add_parser("show", help="options, requirements and origin of one")
+    shown = commands.add_parser(
+        "show", help="show options, requirements and origin of an implementation"
+    )
     shown.add_argument("kind", metavar="KIND", help=f"one of {', '.join(KINDS)}")
-    shown.add_argument("name", metavar="NAME", help="as the configuration names it")
+    shown.add_argument("name", metavar="NAME", help="name of the implementation")
     checked = commands.add_parser("check", help="run the conformance suites of a distribution")
     checked.add_argument("package", metavar="PACKAGE", help="name of an installed distribution")
-    new = commands.add_parser("new", help="write a working package to start from")
+    new = commands.add_parser("new", help="create a working plugin package")
     new.add_argument("kind", metavar="KIND", help=f"one of {', '.join(KINDS)}")
-    new.add_argument("name", metavar="NAME", help="lower case, as the configuration shall name it")
+    new.add_argument("name", metavar="NAME", help="name of the implementation, in lower case")
 
 
 def main(args: argparse.Namespace) -> int:

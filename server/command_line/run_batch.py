@@ -20,7 +20,6 @@ from typing import Any, BinaryIO
 import msgspec
 from starlette.applications import Starlette
 
-from octavo.core.config.models import EngineConfig
 from octavo.core.errors import ConfigError, EngineDeadError, OctavoError
 from octavo.core.registry import Registry
 from octavo.engine.process.process import EngineProcess
@@ -35,6 +34,7 @@ from octavo.server.command_line.batch_file import (
 )
 from octavo.server.command_line.batch_file import result_line as line_of
 from octavo.server.command_line.config import add_config_arguments, config_from_args
+from octavo.server.config import ServiceConfig
 from octavo.server.http.app import create_app
 from octavo.server.http.errors import ApiError
 from octavo.server.http.http_server import say
@@ -57,16 +57,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         type=Path,
         metavar="FILE",
-        help="results, JSON lines; one that is there is continued",
+        help="results, JSON lines; an existing file is resumed",
     )
     parser.add_argument(
-        "--restart", action="store_true", help="drop the results that are there, and begin anew"
+        "--restart", action="store_true", help="discard existing results and start over"
     )
     parser.add_argument(
         "--max-concurrency",
         type=_positive,
         metavar="N",
-        help="requests under way at once; default: twice scheduler.max_num_seqs",
+        help="maximum number of concurrent requests; default: twice scheduler.max_num_seqs",
     )
     add_config_arguments(parser)
 
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _positive(text: str) -> int:
     value = int(text) if text.isdigit() else 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1 on, got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
     return value
 
 
@@ -82,7 +82,7 @@ def main(args: argparse.Namespace) -> int:
     """`octavo run-batch`."""
     config, registry = config_from_args(args)
     if not config.model.source:
-        raise ConfigError("no model is given; expected MODEL or --model", path="model.source")
+        raise ConfigError("no model given; expected MODEL or --model", path="model.source")
     if _same_file(args.input_file, args.output_file):
         raise ConfigError(f"'{args.output_file}' holds the requests; expected another output file")
     try:
@@ -112,7 +112,7 @@ def batch_urls() -> list[str]:
     return [op.path for op in OPERATIONS if op.method == "POST" and op.path.startswith("/v1/")]
 
 
-def engine_for(config: EngineConfig, registry: Registry) -> Callable[[], Engine]:
+def engine_for(config: ServiceConfig, registry: Registry) -> Callable[[], Engine]:
     """Makes, in the loop, an engine in a process of its own."""
 
     async def make() -> Parts:
@@ -138,7 +138,7 @@ class Batch:
         self._numbers = itertools.count()
         self._stopped = False
 
-    async def run(self, make: Callable[[], Engine], config: EngineConfig) -> int:
+    async def run(self, make: Callable[[], Engine], config: ServiceConfig) -> int:
         """0: every request has a result now; 130: interrupted. Raises what the start of the engine
         raises, and `EngineDeadError`."""
         # Nobody else sends requests: waiting here is not overload.
@@ -163,7 +163,7 @@ class Batch:
                 return INTERRUPTED
         return 0
 
-    async def _work(self, app: Starlette, config: EngineConfig) -> None:
+    async def _work(self, app: Starlette, config: ServiceConfig) -> None:
         async with app.router.lifespan_context(app):
             state: ServerState = app.state.server
             await state.started.wait()

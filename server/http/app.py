@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 import octavo
-from octavo.core.config.models import EngineConfig, ServerConfig
+from octavo.server.config import ServerConfig, ServiceConfig
 from octavo.server.http.errors import ApiError, from_exception
 from octavo.server.http.guard import Guard
 from octavo.server.http.openapi import document
@@ -28,7 +28,7 @@ from octavo.server.process.engine import Engine
 
 def create_app(
     llm: Engine,
-    config: EngineConfig,
+    config: ServiceConfig,
     *,
     api_keys: Mapping[str, str] | None = None,
     on_loaded: Callable[[ServerState], None] | None = None,

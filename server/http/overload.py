@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from octavo.core.config.models import ServerConfig
+from octavo.server.config import ServerConfig
 from octavo.server.http.errors import ApiError, unavailable
 from octavo.server.process.engine import Engine
 

@@ -7,17 +7,17 @@ from typing import Any
 
 from starlette.routing import BaseRoute, Mount, Route
 
-from octavo.core.config.models import Choice, EngineConfig
-from octavo.core.config.show import plain
+from octavo.core.config.models import ImplementationConfig, plain
 from octavo.core.contracts import Platform, ProbeContext
 from octavo.core.contracts.route import RouteContext, RoutePlugin
 from octavo.core.errors import PluginError
 from octavo.core.registry import Registry
+from octavo.server.config import ServiceConfig
 from octavo.server.operations.routes import OPERATIONS
 
 
 def plugin_routes(
-    config: EngineConfig, registry: Registry, engine: Any, model_names: Sequence[str] = ()
+    config: ServiceConfig, registry: Registry, engine: Any, model_names: Sequence[str] = ()
 ) -> list[BaseRoute]:
     """The routes of every plugin that the configuration names, or hands over as a file.
 
@@ -25,7 +25,7 @@ def plugin_routes(
     """
     names = {choice.name for choice in config.routes}
     handed_over = [e.name for e in registry.preferred("route") if e.name not in names]
-    choices = [*config.routes, *(Choice(name=name) for name in handed_over)]
+    choices = [*config.routes, *(ImplementationConfig(name=name) for name in handed_over)]
     hidden: dict[str, Any] = plain(config)
     context = RouteContext(engine, hidden, tuple(model_names))
     taken = {operation.path: "the server" for operation in OPERATIONS}

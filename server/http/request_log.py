@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 
-from octavo.core.config.models import ObservabilityConfig
+from octavo.server.config import ServerObservabilityConfig
 from octavo.server.openai.generation import Job
 from octavo.server.openai.protocol.common import shown
 
 logger = logging.getLogger("octavo.server.requests")
 
 
-def log_request(config: ObservabilityConfig, job: Job) -> None:
+def log_request(config: ServerObservabilityConfig, job: Job) -> None:
     """Log a request that was accepted. What clients wrote is quoted, so that it stays on its
     line."""
     if not config.log_requests:

@@ -11,9 +11,8 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from octavo.core import envvars
-from octavo.core.config.models import ServerConfig
 from octavo.core.errors import ConfigError
+from octavo.server.config import API_KEYS, ServerConfig
 from octavo.server.http.errors import ApiError
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/dashboard"})
@@ -38,12 +37,12 @@ def load_keys(config: ServerConfig) -> dict[str, str]:
             )
         for name, key in found:
             _add(keys, name, key, "server.api_keys_file")
-    for number, item in enumerate(envvars.API_KEYS.get() or (), 1):
+    for number, item in enumerate(API_KEYS.get() or (), 1):
         name, colon, key = item.partition(":")
         if colon:
-            _add(keys, name.strip(), key.strip(), envvars.API_KEYS.name)
+            _add(keys, name.strip(), key.strip(), API_KEYS.name)
         else:
-            _add(keys, f"env{number}", item, envvars.API_KEYS.name)
+            _add(keys, f"env{number}", item, API_KEYS.name)
     return keys
 
 

@@ -10,9 +10,9 @@ import uuid
 from collections.abc import Iterable
 from functools import partial
 
-from octavo.core.config.models import EngineConfig
 from octavo.core.errors import OctavoError
 from octavo.core.sampling_params import SamplingParams
+from octavo.server.config import ServiceConfig
 from octavo.server.http.errors import ApiError, unavailable
 from octavo.server.http.large_body import LARGE, Threads
 from octavo.server.http.overload import Queue
@@ -28,7 +28,7 @@ STOP_S = 10
 """Seconds that the engine gets to stop."""
 
 
-def served_names(config: EngineConfig) -> list[str]:
+def served_names(config: ServiceConfig) -> list[str]:
     """Names under which clients ask for the model."""
     names = config.server.served_model_name or config.model.source or "octavo"
     return [names] if isinstance(names, str) else list(names)
@@ -38,7 +38,7 @@ class ServerState:
     """One an API process, of which this is number `worker`. All methods run on the event loop's
     thread."""
 
-    def __init__(self, llm: Engine, config: EngineConfig, worker: int = 0) -> None:
+    def __init__(self, llm: Engine, config: ServiceConfig, worker: int = 0) -> None:
         self.llm, self.config = llm, config
         self.names = served_names(config)
         self.created = int(time.time())

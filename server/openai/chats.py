@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.core.config.models import ServerConfig
 from octavo.core.contracts.tokenizer import ChatSource
+from octavo.server.config import ServerConfig
 from octavo.server.process.engine import Engine
 from octavo.server.templates.renderer import ChatRenderer
 

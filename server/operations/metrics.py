@@ -11,25 +11,29 @@ from time import perf_counter
 from types import TracebackType
 from typing import Self
 
-from octavo.core.config.models import Choice, EngineConfig
+from octavo.core.config.models import ImplementationConfig
 from octavo.plugins.observers.prometheus.board import Board
 from octavo.plugins.observers.prometheus.exposition import Exposition, report_info
+from octavo.server.config import ServiceConfig
 from octavo.server.http.errors import ApiError
 from octavo.server.process.engine import Engine, Output
 
 OBSERVER = "prometheus"
 
 
-def with_board(config: EngineConfig, board: Board) -> EngineConfig:
+def with_board(config: ServiceConfig, board: Board) -> ServiceConfig:
     """The configuration whose observer `prometheus` counts on this board, added where it is not."""
-    found = next((one for one in config.observers if one.name == OBSERVER), Choice(name=OBSERVER))
+    found = next(
+        (one for one in config.observers if one.name == OBSERVER),
+        ImplementationConfig(name=OBSERVER),
+    )
     shared = {"memory": board.fd, "api_workers": board.num_api}
     ours = found.model_copy(update={"options": {**found.options, **shared}})
     others = [one for one in config.observers if one.name != OBSERVER]
     return config.model_copy(update={"observers": [*others, ours]})
 
 
-def board_of(config: EngineConfig) -> Board:
+def board_of(config: ServiceConfig) -> Board:
     """The board that `with_board` has named, else one of this process's own."""
     for choice in config.observers:
         if choice.name == OBSERVER and choice.options.get("memory") is not None:
@@ -40,7 +44,9 @@ def board_of(config: EngineConfig) -> Board:
 class Metrics:
     """The metrics of a server, seen from one API process. worker: which one it is."""
 
-    def __init__(self, llm: Engine, config: EngineConfig, model_name: str, worker: int = 0) -> None:
+    def __init__(
+        self, llm: Engine, config: ServiceConfig, model_name: str, worker: int = 0
+    ) -> None:
         self.board = board_of(config)
         self._llm, self._config, self._model_name = llm, config, model_name
         section = self.board.api(worker)

@@ -8,8 +8,8 @@ import logging
 import time
 from collections.abc import AsyncIterator
 
-from octavo.core.config.models import EngineConfig
 from octavo.plugins.observers.prometheus.board import Board
+from octavo.server.config import ServiceConfig
 
 logger = logging.getLogger("octavo.server.stats")
 
@@ -19,7 +19,7 @@ Totals = dict[tuple[str, str], list[float]]
 
 
 @contextlib.asynccontextmanager
-async def logged_stats(board: Board, config: EngineConfig) -> AsyncIterator[None]:
+async def logged_stats(board: Board, config: ServiceConfig) -> AsyncIterator[None]:
     """Log while the block runs, unless `observability.log_stats` says no."""
     if not config.observability.log_stats:
         yield

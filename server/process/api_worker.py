@@ -13,13 +13,14 @@ import socket
 import sys
 from typing import Any
 
-from octavo.core.config.loading import load_config
 from octavo.core.registry import Registry
 from octavo.engine.process.link import EngineLink
 from octavo.engine.process.wire import Settled
 from octavo.frontend.async_llm import AsyncLLM
+from octavo.frontend.config import load_config
 from octavo.frontend.process_client import parts
 from octavo.kernels.child_process import end_with_parent
+from octavo.server.config import service_config
 from octavo.server.http.plugin_routes import plugin_routes
 from octavo.server.http.state import ServerState, served_names
 from octavo.server.operations import control
@@ -52,7 +53,7 @@ async def work(channel: socket.socket, listener: socket.socket) -> int:
     begin = await control.read(reader)
     if not isinstance(begin, control.Begin):
         return 1
-    config = load_config(mapping=begin.config)
+    config = service_config(load_config(mapping=begin.config))
     known = config.plugins
     registry = Registry.discover(load=known.load, disable=known.disable, only=known.only)
     link = SupervisedEngine()

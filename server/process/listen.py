@@ -9,8 +9,8 @@ import socket
 import ssl
 import stat
 
-from octavo.core.config.models import ServerConfig
 from octavo.core.errors import ConfigError
+from octavo.server.config import ServerConfig
 
 LEAST_FILES = 64
 """Open files without which a server and its engine do not start, whatever connects."""

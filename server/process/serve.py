@@ -20,13 +20,13 @@ from typing import Any
 from starlette.routing import BaseRoute
 
 import octavo
-from octavo.core.config.models import EngineConfig
 from octavo.core.errors import ConfigError, OctavoError
 from octavo.core.registry import Registry
 from octavo.engine.process.process import EngineProcess
 from octavo.frontend.async_llm import AsyncLLM, Parts
 from octavo.frontend.process_client import parts
 from octavo.plugins.observers.prometheus.board import Board
+from octavo.server.config import ServiceConfig
 from octavo.server.http.http_server import say
 from octavo.server.http.plugin_routes import plugin_routes
 from octavo.server.http.security import load_keys
@@ -47,7 +47,7 @@ from octavo.server.process.session import Session, on_signals, run_loop
 from octavo.server.process.supervisor import Supervisor
 
 
-def run(config: EngineConfig, registry: Registry) -> int:
+def run(config: ServiceConfig, registry: Registry) -> int:
     """Serve until a signal comes. Blocks; returns the exit status."""
     logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     try:
@@ -74,7 +74,7 @@ def run(config: EngineConfig, registry: Registry) -> int:
 
 def _run(
     sock: socket.socket,
-    config: EngineConfig,
+    config: ServiceConfig,
     registry: Registry,
     keys: Mapping[str, str],
     board: Board,
@@ -87,7 +87,7 @@ def _run(
 
 
 def _serve_one(
-    config: EngineConfig,
+    config: ServiceConfig,
     registry: Registry,
     sock: socket.socket,
     keys: Mapping[str, str],
@@ -102,7 +102,7 @@ def _serve_one(
 
 
 async def _serve_several(
-    config: EngineConfig, sock: socket.socket, keys: Mapping[str, str], board: Board
+    config: ServiceConfig, sock: socket.socket, keys: Mapping[str, str], board: Board
 ) -> int:
     engine = _engine(config, board)
     url = address_of(sock, _scheme(config))
@@ -125,7 +125,7 @@ async def _serve_several(
     return 0
 
 
-def _engine(config: EngineConfig, board: Board) -> EngineProcess:
+def _engine(config: ServiceConfig, board: Board) -> EngineProcess:
     server = config.server
     assert board.fd is not None, "memory that can be handed down"
     return EngineProcess(
@@ -139,7 +139,7 @@ def _engine(config: EngineConfig, board: Board) -> EngineProcess:
 
 def serve(
     llm: Engine,
-    config: EngineConfig,
+    config: ServiceConfig,
     sock: socket.socket,
     api_keys: Mapping[str, str] | None = None,
     *,
@@ -187,7 +187,7 @@ def _telling(stop: Callable[[], None]) -> Callable[[], None]:
 
 
 @contextlib.contextmanager
-def _unlinked(config: EngineConfig) -> Iterator[None]:
+def _unlinked(config: ServiceConfig) -> Iterator[None]:
     """Remove the Unix socket that is served, at the end."""
     try:
         yield
@@ -211,7 +211,7 @@ def _announce(report: Any, names: Sequence[str], max_model_len: int, url: str) -
     notify(f"{READY}\nSTATUS=serving {', '.join(names)} on {url}")
 
 
-def _scheme(config: EngineConfig) -> str:
+def _scheme(config: ServiceConfig) -> str:
     return "https" if config.server.ssl_certfile else "http"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import uvicorn
 from starlette.routing import BaseRoute
 
-from octavo.core.config.models import EngineConfig
+from octavo.server.config import ServiceConfig
 from octavo.server.http.app import create_app
 from octavo.server.http.http_server import KEEP_ALIVE_S, LAST_WORDS_S, HttpServer
 from octavo.server.http.state import ServerState
@@ -29,7 +29,7 @@ class Session:
     def __init__(
         self,
         llm: Engine,
-        config: EngineConfig,
+        config: ServiceConfig,
         sock: socket.socket,
         api_keys: Mapping[str, str],
         on_loaded: Callable[[ServerState], None],

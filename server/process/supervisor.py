@@ -13,13 +13,13 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 
-from octavo.core.config.models import EngineConfig
 from octavo.core.errors import OctavoError
 from octavo.engine.process.process import EngineProcess, plain
 from octavo.engine.process.wire import Settled
 from octavo.frontend.process_client import client_name
 from octavo.kernels import child_process
 from octavo.plugins.observers.prometheus.board import Board
+from octavo.server.config import ServiceConfig
 from octavo.server.http.http_server import LAST_WORDS_S
 from octavo.server.operations import control
 
@@ -42,7 +42,7 @@ class Supervisor:
 
     def __init__(
         self,
-        config: EngineConfig,
+        config: ServiceConfig,
         sock: socket.socket,
         api_keys: Mapping[str, str],
         engine: EngineProcess,

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
 
-from octavo.core.config.models import Choice
+from octavo.core.config.models import ImplementationConfig
 from octavo.core.contracts import Options, Provider
 from octavo.core.plugin_loading import Registered, Source, describe
 from octavo.core.plugin_options import options_model, validate_options
@@ -78,7 +78,7 @@ class ConformanceSuite:
     def selection(self) -> Selection:
         """What the registry would have chosen, with validated options."""
         entry = self.registered()
-        choice = Choice.model_validate({"name": entry.name, **self.options})
+        choice = ImplementationConfig.model_validate({"name": entry.name, **self.options})
         options = validate_options(entry, choice.options, tuple(self.kind.split(".")), None)
         return Selection(self.kind, entry.name, options, entry, "under test")
 
@@ -132,7 +132,7 @@ def registry() -> Registry:
 
 def create(kind: str, choice: Any, context: Any) -> Any:
     """An installed implementation, by name or mapping with `name` and options."""
-    selection = registry().select(kind, Choice.model_validate(choice))
+    selection = registry().select(kind, ImplementationConfig.model_validate(choice))
     return registry().create(selection, context)
 
 

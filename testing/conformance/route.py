@@ -7,10 +7,11 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from octavo.core.config.models import EngineConfig
-from octavo.core.config.show import plain
+from octavo.core.config import config_model
+from octavo.core.config.models import plain
 from octavo.core.contracts.route import RouteContext, RoutePlugin
 from octavo.core.errors import EngineDeadError, RequestError
+from octavo.engine.config import EngineConfig
 from octavo.testing.conformance.base import ConformanceSuite
 
 SERVERS_OWN = ("/health", "/ping", "/metrics", "/dashboard", "/docs", "/openapi.json", "/v1/")
@@ -38,7 +39,7 @@ class RouteSuite(ConformanceSuite):
 
     def plugin(self, engine: Any = None) -> RoutePlugin:
         """The plugin under test, with an engine that has not started."""
-        config: dict[str, Any] = plain(EngineConfig())
+        config: dict[str, Any] = plain(config_model(EngineConfig)())
         asked: Any = engine or NoEngine()
         made = self.make(RouteContext(asked, config, ("tiny",)))
         assert isinstance(made, RoutePlugin), f"make returned {type(made).__name__}"

@@ -126,7 +126,11 @@ def test_prompt_files(tmp_path: Path) -> None:
     assert read_prompts(array, 7) == found
     calls = WorkloadSpec(kind="prompts", file=str(file), num_requests=5).calls(100, 1)
     assert [c.text for c in calls] == ["q", "hello", None, "q", "hello"]
-    for bad, message in (("{", "not valid JSON"), ('{"x": 1}', "expected prompt"), ("3", "an object")):
+    for bad, message in (
+        ("{", "not valid JSON"),
+        ('{"x": 1}', "expected prompt"),
+        ("3", "an object"),
+    ):
         file.write_text(bad)
         with pytest.raises(ConfigError, match=message):
             read_prompts(file, 7)

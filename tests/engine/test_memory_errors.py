@@ -5,8 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from octavo.core.config.loading import load_config
-from octavo.core.config.resolve import resolve
 from octavo.core.contracts.executor import DeviceMemory, WarmUp, WorkerReport
 from octavo.core.contracts.model import KVSpec
 from octavo.core.errors import CapacityError
@@ -14,6 +12,8 @@ from octavo.core.registry import Registry
 from octavo.engine.builder import build_engine
 from octavo.engine.capacity import breakdown, no_room, size
 from octavo.engine.report import StartupReport
+from octavo.engine.resolve import resolve
+from octavo.frontend.config import load_config
 from octavo.testing.instant_executor import InstantExecutor
 from octavo.testing.model_folder import write_model_folder
 

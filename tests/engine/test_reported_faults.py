@@ -11,13 +11,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo.core.config import load_config
-from octavo.core.config.resolve import resolve
 from octavo.core.contracts.logits_processor import HostLogitsProcessor
 from octavo.core.contracts.observer import Observer
 from octavo.core.errors import RequestTooLong
 from octavo.core.registry import Registry
 from octavo.engine.builder import build_engine
+from octavo.engine.resolve import resolve
+from octavo.frontend.config import load_config
 from octavo.testing.fake_engine import (
     Collector,
     assert_clean,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.core.config import load_config
-from octavo.core.config.resolve import resolve
 from octavo.core.registry import Registry
 from octavo.engine.builder import build_engine
+from octavo.engine.resolve import resolve
+from octavo.frontend.config import load_config
 from octavo.testing.model_folder import write_model_folder
 
 

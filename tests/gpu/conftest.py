@@ -216,11 +216,11 @@ _NO_CODE = {"name": "compile", "backend": "eager"}
 def make_engine(device, rehearsing, request):
     """`make_engine(source, dtype, **configuration)`: the caller closes it. attention: a name of
     `ATTENTION`."""
-    from octavo.core.config.loading import load_config
-    from octavo.core.config.resolve import resolve
     from octavo.core.errors import PluginUnavailable
     from octavo.core.registry import Registry
     from octavo.engine.builder import build_engine
+    from octavo.engine.resolve import resolve
+    from octavo.frontend.config import load_config
 
     def make(source, dtype="float32", **parts):
         mapping = _config(device, rehearsing, source, dtype, parts)

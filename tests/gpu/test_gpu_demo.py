@@ -43,10 +43,10 @@ def demo(tmp_path_factory, rehearsing):
 
 
 def _encoded(section):
-    from octavo.core.config.loading import load_config
-    from octavo.core.config.resolve import resolve
     from octavo.core.registry import Registry
+    from octavo.engine.resolve import resolve
     from octavo.engine.tokenizer import make_tokenizer
+    from octavo.frontend.config import load_config
 
     registry = Registry.discover()
     mapping = {"model": section, "executor": {"device": "cpu"}}

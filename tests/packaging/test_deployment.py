@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from octavo.core.config import load_config
-from octavo.core.config.models import ServerConfig
+from octavo.frontend.config import load_config
 from octavo.server.command_line import main as cli
+from octavo.server.config import ServerConfig
 from octavo.server.process.notify import READY, notify
 
 

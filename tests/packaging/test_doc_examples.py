@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from octavo.core.config.loading import load_config
-from octavo.core.config.models import EngineConfig
+from octavo.core.config import config_model
+from octavo.engine.config import EngineConfig
+from octavo.frontend.config import load_config
 from octavo.server.command_line.main import _parser
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"]
-SECTIONS = tuple(EngineConfig.model_fields)
+SECTIONS = tuple(config_model(EngineConfig).model_fields)
 NAMES = [page.name for page in PAGES]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from octavo.core.config.models import Choice
+from octavo.core.config.models import ImplementationConfig
 from octavo.core.contracts import KINDS, Kind
 from octavo.core.contracts.scheduler_policy import SchedulerPolicyContext, WaitingRequest
 from octavo.core.registry import Registry
@@ -56,7 +56,7 @@ def test_the_first_plugin_of_the_page_works(contracts_page: str) -> None:
     exec(code.partition("\n\n\nllm = ")[0], names)
     policy = names["LastComeFirstServed"]
     registry = Registry.discover(objects=[policy])
-    chosen = registry.select("scheduler_policy", Choice(name="fcfs"), explicit=False)
+    chosen = registry.select("scheduler_policy", ImplementationConfig(name="fcfs"), explicit=False)
     assert chosen.name == "last_come_first_served"
     made = registry.create(chosen, SchedulerPolicyContext(4, 64, time.monotonic))
     requests = [WaitingRequest(handle, float(handle), 5) for handle in (1, 2, 3)]

@@ -79,7 +79,7 @@ def test_make_targets_do_what_the_readme_says(readme: str, repository: Path) -> 
 
 
 def test_yaml_examples_validate(readme: str, repository: Path) -> None:
-    from octavo.core.config.loading import load_config
+    from octavo.frontend.config import load_config
 
     for text in blocks(readme, "yaml"):
         assert load_config(mapping=yaml.safe_load(text)).model.source

@@ -61,10 +61,10 @@ def defaults(request):
 @pytest.fixture
 def make_engine(tiny_model, defaults):
     """Engines from a nested mapping of configuration; all are closed at the end."""
-    from octavo.core.config.loading import load_config
-    from octavo.core.config.resolve import resolve
     from octavo.core.registry import Registry
     from octavo.engine.builder import build_engine
+    from octavo.engine.resolve import resolve
+    from octavo.frontend.config import load_config
 
     engines = []
 

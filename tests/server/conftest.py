@@ -15,7 +15,7 @@ import httpx
 import pytest
 import uvicorn
 
-from octavo.core.config.models import EngineConfig
+from octavo.server.config import ServiceConfig
 from octavo.server.http.app import create_app
 
 
@@ -34,8 +34,8 @@ def sibling(name: str) -> Any:
 fake_llm = sibling("fake_llm")
 
 
-def config(**server: Any) -> EngineConfig:
-    return EngineConfig.model_validate(
+def config(**server: Any) -> ServiceConfig:
+    return ServiceConfig.model_validate(
         {"model": {"source": "fake/model"}, "server": {"served_model_name": ["fake", "alias"]}}
         | ({"server": {"served_model_name": ["fake", "alias"], **server}} if server else {})
     )

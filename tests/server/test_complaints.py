@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from octavo import LLM, AsyncLLM, SamplingParams
-from octavo.core.config.models import EngineConfig
+from octavo.server.config import ServiceConfig
 from octavo.server.http.app import create_app
 from octavo.testing.model_folder import write_model_folder
 
@@ -365,7 +365,7 @@ def test_one_bos_whichever_way_the_text_came_in(tmp_path):
         assert llm.chat(hello, few)[0].prompt_token_ids == expected
 
     async def online():
-        config = EngineConfig.model_validate(mapping)
+        config = ServiceConfig.model_validate(mapping)
         app = create_app(AsyncLLM(config=config), config)
         transport = httpx.ASGITransport(app=app)
         async with (

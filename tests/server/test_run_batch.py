@@ -14,15 +14,15 @@ import time
 import pytest
 import yaml
 
-from octavo.core.config.models import EngineConfig
 from octavo.core.errors import ConfigError, EngineDeadError
 from octavo.server.command_line import main as cli
 from octavo.server.command_line import run_batch
 from octavo.server.command_line.batch_file import BadBatchFile, Results, read_requests
 from octavo.server.command_line.run_batch import Batch, batch_urls
+from octavo.server.config import ServiceConfig
 from octavo.testing.model_folder import write_model_folder
 
-CONFIG = EngineConfig.model_validate(
+CONFIG = ServiceConfig.model_validate(
     {"model": {"source": "fake/model"}, "server": {"served_model_name": "fake"}}
 )
 
@@ -130,7 +130,7 @@ def test_at_most_so_many_at_once_and_no_overload(files, fake, monkeypatch):
             now -= 1
 
     monkeypatch.setattr(fake, "stream", counted)
-    config = EngineConfig.model_validate({"server": {"max_queued_requests": 1}})
+    config = ServiceConfig.model_validate({"server": {"max_queued_requests": 1}})
     fake.num_queued = 5
     requests = files([line(n, f"say:{n}") for n in range(20)])
     assert answer(files, requests, fake, limit=3, config=config) == 0

@@ -10,10 +10,10 @@ import random
 
 import pytest
 
-from octavo.core.config.models import EngineConfig
 from octavo.frontend.async_llm import AsyncLLM
 from octavo.frontend.client import ThreadClient
 from octavo.frontend.text.inputs import InputProcessor
+from octavo.server.config import ServiceConfig
 from octavo.server.http.app import create_app
 from octavo.testing.byte_tokenizer import ByteTokenizer
 from octavo.testing.fake_engine import assert_clean, make_fake_engine
@@ -31,7 +31,7 @@ class Setup:
 
         inputs = InputProcessor(ByteTokenizer(), max_model_len=LENGTH, vocab_size=97)
         self.llm = AsyncLLM.from_client(ThreadClient(build), inputs)
-        self.app = create_app(self.llm, EngineConfig())
+        self.app = create_app(self.llm, ServiceConfig())
 
     async def post(self, body, leave_after=None):
         """The status and body of an answer; leaves after so many messages of the response."""

@@ -19,9 +19,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from octavo.core.config.models import EngineConfig, ServerConfig
 from octavo.core.errors import ConfigError
 from octavo.core.registry import Registry
+from octavo.server.config import ServerConfig, ServiceConfig
 from octavo.server.process.listen import address_of, bind, bind_problem, check_certificate
 from octavo.server.process.serve import run
 
@@ -32,11 +32,11 @@ spec = importlib.util.spec_from_file_location("octavo_test_fake_llm", sys.argv[1
 fake = importlib.util.module_from_spec(spec)
 sys.modules["octavo_test_fake_llm"] = fake
 spec.loader.exec_module(fake)
-from octavo.core.config.models import EngineConfig
+from octavo.server.config import ServiceConfig
 from octavo.core.errors import ModelNotFound
 from octavo.server.process import listen, serve
 options = {options}
-config = EngineConfig.model_validate({{"server": {{"port": 0, **options["server"]}}}})
+config = ServiceConfig.model_validate({{"server": {{"port": 0, **options["server"]}}}})
 llm = fake.FakeAsyncLLM(max_model_len=100000, start_delay=options["start_delay"])
 if options["fail"]:
     llm.start_error = ModelNotFound("no model at /nowhere")
@@ -287,13 +287,13 @@ def test_bad_certificates_are_explained(certificate, tmp_path):
 def test_run_explains_what_it_cannot_bind(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        config = EngineConfig.model_validate({"model": {"source": "x"}, "server": {"port": port}})
+        config = ServiceConfig.model_validate({"model": {"source": "x"}, "server": {"port": port}})
         assert run(config, Registry.discover(only=[])) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: cannot listen on 127.0.0.1:")
 
 
 def test_run_explains_a_missing_model(capsys):
-    config = EngineConfig.model_validate({"model": {"source": "./nowhere"}, "server": {"port": 0}})
+    config = ServiceConfig.model_validate({"model": {"source": "./nowhere"}, "server": {"port": 0}})
     assert run(config, Registry.discover(only=[])) == 1
     assert "error: " in capsys.readouterr().err.splitlines()[-1]

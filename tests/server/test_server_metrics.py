@@ -9,10 +9,10 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families
 
-from octavo.core.config.keywords import from_keywords
-from octavo.core.config.models import EngineConfig
+from octavo.frontend.vllm.keywords import from_keywords
 from octavo.plugins.observers.prometheus.board import Board
 from octavo.plugins.observers.prometheus.families import API, ENGINE
+from octavo.server.config import ServiceConfig
 from octavo.server.http.app import create_app
 from octavo.server.operations.stats_log import line
 
@@ -213,7 +213,7 @@ def test_refusals_are_counted(connect, fake):
 
 
 def test_the_prefix_can_be_vllms_and_openmetrics_is_spoken(fake):
-    config = EngineConfig.model_validate({"observability": {"metrics_prefix": "vllm"}})
+    config = ServiceConfig.model_validate({"observability": {"metrics_prefix": "vllm"}})
 
     async def go():
         import httpx

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from pydantic import ConfigDict
 
-from octavo.core.config.models import EngineConfig
 from octavo.server.command_line.reference import render
+from octavo.server.config import ServiceConfig
 from octavo.server.http.app import create_app
 from octavo.server.http.openapi import document
 from octavo.server.openai.protocol.chat import ChatChunk, ChatRequest, ChatResponse
@@ -122,7 +122,7 @@ def test_answers_are_what_the_models_say(connect, fake):
 
 @pytest.mark.parametrize("root", ["", "/llm"])
 def test_a_proxys_prefix_is_in_it(fake, root):
-    app = create_app(fake, EngineConfig())
+    app = create_app(fake, ServiceConfig())
 
     async def work():
         transport = httpx.ASGITransport(app=app, root_path=root)

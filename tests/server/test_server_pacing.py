@@ -10,7 +10,7 @@ import logging
 import httpx
 import pytest
 
-from octavo.core.config.models import EngineConfig
+from octavo.server.config import ServiceConfig
 from octavo.server.http.app import create_app
 from octavo.server.openai.joined import Joined
 
@@ -78,7 +78,7 @@ async def test_usage_so_far_counts_what_was_sent(connect, fake):
 @pytest.mark.parametrize("prompts", [False, True])
 @in_loop
 async def test_requests_are_logged_and_prompts_only_when_asked_for(fake, caplog, prompts):
-    config = EngineConfig.model_validate(
+    config = ServiceConfig.model_validate(
         {"observability": {"log_requests": True, "log_prompts": prompts}}
     )
     app = create_app(fake, config)

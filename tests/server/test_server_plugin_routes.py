@@ -8,10 +8,10 @@ import textwrap
 import httpx
 import pytest
 
-from octavo.core.config import load_config
-from octavo.core.config.models import EngineConfig
 from octavo.core.errors import OctavoError
 from octavo.core.registry import Registry
+from octavo.frontend.config import load_config
+from octavo.server.config import ServiceConfig
 from octavo.server.http.app import create_app
 from octavo.server.http.plugin_routes import plugin_routes
 
@@ -140,14 +140,14 @@ def test_what_handlers_raise_becomes_an_error_object(fake, registry, caplog):
     ],
 )
 def test_mistakes_stop_the_start(fake, registry, choice, message):
-    config = EngineConfig.model_validate({"routes": [choice]})
+    config = ServiceConfig.model_validate({"routes": [choice]})
     with pytest.raises(OctavoError) as caught:
         plugin_routes(config, registry, fake)
     assert message in str(caught.value)
 
 
 def test_two_plugins_cannot_have_one_path(fake, registry):
-    config = EngineConfig.model_validate(
+    config = ServiceConfig.model_validate(
         {"routes": ["server_info", {"name": "count", "path": "/server_info"}]}
     )
     with pytest.raises(OctavoError, match="which route plugin 'server_info' has"):

@@ -7,10 +7,10 @@ import httpx
 import pytest
 from starlette.routing import Route
 
-from octavo.core.config.models import EngineConfig, ServerConfig
-from octavo.core.config.show import plain
+from octavo.core.config.models import plain
 from octavo.core.errors import ConfigError
 from octavo.core.registry import Registry
+from octavo.server.config import ServerConfig, ServiceConfig
 from octavo.server.http.app import create_app
 from octavo.server.http.plugin_routes import plugin_routes
 from octavo.server.http.security import OPEN_PATHS, load_keys
@@ -23,7 +23,7 @@ def run(coroutine):
 
 
 async def with_app(llm, work, **server):
-    config = EngineConfig.model_validate({"server": {"api_keys": KEYS, **server}})
+    config = ServiceConfig.model_validate({"server": {"api_keys": KEYS, **server}})
     app = create_app(llm, config, api_keys=load_keys(config.server))
     async with app.router.lifespan_context(app):
         await app.state.server.started.wait()
@@ -82,7 +82,7 @@ PLUGIN = """
 
 def test_routes_of_plugins_want_a_key_too(fake, tmp_path):
     (tmp_path / "mine.py").write_text(textwrap.dedent(PLUGIN))
-    config = EngineConfig.model_validate(
+    config = ServiceConfig.model_validate(
         {"routes": ["mine", "server_info"], "server": {"api_keys": {"anna": "key-of-anna"}}}
     )
     registry = Registry.discover(load=[str(tmp_path / "mine.py")])
@@ -140,7 +140,7 @@ def test_without_keys_everything_is_open(connect, fake):
 
 
 def test_keys_never_show(fake, caplog):
-    config = EngineConfig.model_validate({"server": {"api_keys": KEYS}})
+    config = ServiceConfig.model_validate({"server": {"api_keys": KEYS}})
     for text in (repr(config), str(config), config.model_dump_json(), repr(plain(config))):
         assert "key-of-anna" not in text
 

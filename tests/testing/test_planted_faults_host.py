@@ -42,6 +42,8 @@ from octavo.testing.conformance.scheduler_policy import SchedulerPolicySuite
 from octavo.testing.conformance.tool_parser import ToolParserSuite
 from octavo.testing.templates import engine_extension, grammar_engine, reasoning_parser, tool_parser
 
+pytestmark = pytest.mark.slow
+
 FAULTS = []
 
 

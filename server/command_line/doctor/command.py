@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_sources(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument(
-        "--no-self-test", action="store_true", help="only look, run no tiny model (10 s)"
+        "--no-self-test", action="store_true", help="skip running a tiny model (10 s)"
     )
 
 

@@ -9,6 +9,7 @@ import msgspec
 from pydantic import Field, field_validator
 
 from octavo.core.sampling_params import SamplingParams
+from octavo.frontend.vllm.differences import REQUEST
 from octavo.server.http.errors import ApiError
 from octavo.server.openai.protocol.common import Request, StreamOptions, Unsupported, shown
 from octavo.server.openai.protocol.structured import ResponseFormat, structured_outputs
@@ -39,21 +40,9 @@ PLAIN = (
 )
 """Fields that go into `SamplingParams` as they are, when the client sent them."""
 
-OLD_GRAMMAR = "write structured_outputs: {%s: ...}"
-
 UNSUPPORTED: Mapping[str, Unsupported] = {
-    "guided_json": Unsupported(OLD_GRAMMAR % "json"),
-    "guided_regex": Unsupported(OLD_GRAMMAR % "regex"),
-    "guided_choice": Unsupported(OLD_GRAMMAR % "choice"),
-    "guided_grammar": Unsupported(OLD_GRAMMAR % "grammar"),
-    "guided_decoding_backend": Unsupported("structured_outputs.engine in the YAML chooses"),
-    "best_of": Unsupported("ask for n choices", (1,)),
-    "use_beam_search": Unsupported("only sampling is offered", (False,)),
-    "length_penalty": Unsupported("it belongs to beam search", (1.0, 1)),
-    "logits_processors": Unsupported("configure them in the YAML", ([],)),
-    "kv_transfer_params": Unsupported("", ({},)),
-    "prompt_embeds": Unsupported("prompts are text or token ids"),
-    "lora_request": Unsupported("adapters are not built in"),
+    name: Unsupported(item.instead or item.message, item.request[name])
+    for name, item in REQUEST.items()
 }
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from octavo.bench.simulate.setup import SimulatedEngine, simulated_engine
-from octavo.core.config.loading import load_config
 from octavo.core.registry import Registry
+from octavo.frontend.config import load_config
 
 TINY_MODEL = {
     "architectures": ["LlamaForCausalLM"],

@@ -21,11 +21,11 @@ from octavo.bench.simulate.setup import simulated_engine
 from octavo.bench.simulate.traces import TraceRequest
 from octavo.bench.step_recorder import StepRecorder
 from octavo.bench.workload import Shape, random_prompts, requests
-from octavo.core.config.loading import load_config
-from octavo.core.config.resolve import resolve
 from octavo.core.registry import Registry
 from octavo.engine.builder import build_engine
 from octavo.engine.core import EngineCore
+from octavo.engine.resolve import resolve
+from octavo.frontend.config import load_config
 
 SHAPES = {"fit": Shape(64, 24, 16), "check": Shape(64, 32, 24)}
 

@@ -12,8 +12,8 @@ import pytest
 from octavo.bench.simulate.replay import Replay
 from octavo.bench.simulate.setup import SimulatedEngine, simulated_engine
 from octavo.bench.simulate.traces import TraceRequest, read_trace, shaped
-from octavo.core.config.loading import load_config
 from octavo.core.registry import Registry
+from octavo.frontend.config import load_config
 
 MakeEngine = Callable[..., SimulatedEngine]
 

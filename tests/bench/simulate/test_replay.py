@@ -13,9 +13,9 @@ from octavo.bench.simulate.replay import Replay, result
 from octavo.bench.simulate.setup import SimulatedEngine
 from octavo.bench.simulate.traces import TraceRequest, shaped, synthetic
 from octavo.bench.slo import Slo
-from octavo.core.config.loading import load_config
 from octavo.core.errors import CapacityError, ConfigError, PluginError
 from octavo.core.registry import Registry
+from octavo.frontend.config import load_config
 from octavo.plugins.executors.step_cost import StepShape
 
 MakeEngine = Callable[..., SimulatedEngine]

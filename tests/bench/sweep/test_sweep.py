@@ -14,8 +14,8 @@ from octavo.bench.slo import Slo
 from octavo.bench.sweep.points import Point, best, grid, mark_front, variations
 from octavo.bench.sweep.tune import proposal, search
 from octavo.bench.workloads.spec import WorkloadSpec
-from octavo.core.config.loading import load_config
 from octavo.core.errors import ConfigError
+from octavo.frontend.config import load_config
 from octavo.server.command_line.main import main
 
 

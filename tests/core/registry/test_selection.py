@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import Field
 
-from octavo.core.config import Choice, Origin
+from octavo.core.config import ImplementationConfig, Origin
 from octavo.core.contracts import (
     KINDS,
     Availability,
@@ -27,7 +27,7 @@ from octavo.core.errors import (
 )
 from octavo.core.registry import Registry
 
-AUTO = Choice(name="auto")
+AUTO = ImplementationConfig(name="auto")
 
 
 class Plain(SchedulerPolicy):
@@ -86,7 +86,7 @@ def third_party(folder, providers, **kwargs):
 
 def test_unknown_name_suggests_the_nearest(folder):
     with pytest.raises(PluginNotFound) as caught:
-        Registry.discover().select("scheduler_policy", Choice(name="fcsf"))
+        Registry.discover().select("scheduler_policy", ImplementationConfig(name="fcsf"))
     assert str(caught.value) == (
         "scheduler.policy: there is no scheduler_policy 'fcsf'; did you mean 'fcfs'?"
     )
@@ -104,11 +104,11 @@ def test_two_plugins_offering_one_name(folder):
     folder.policy("acme-one", "same")
     folder.policy("acme-two", "same", version="2.0")
     registry = Registry.discover()
-    assert registry.select("scheduler_policy", Choice(name="fcfs")).name == "fcfs"
+    assert registry.select("scheduler_policy", ImplementationConfig(name="fcfs")).name == "fcfs"
     (pair,) = registry.conflicts()
     assert [entry.distribution for entry in pair] == ["acme-one", "acme-two"]
     with pytest.raises(PluginConflict) as caught:
-        registry.select("scheduler_policy", Choice(name="same"))
+        registry.select("scheduler_policy", ImplementationConfig(name="same"))
     assert str(caught.value) == (
         "scheduler_policy 'same' is offered by several plugins: entry point 'acme-one' of "
         "distribution 'acme-one' 1.0 and entry point 'acme-two' of distribution 'acme-two' 2.0; "
@@ -133,7 +133,7 @@ def test_wrong_contract_version(folder):
         version="1.5",
     )
     with pytest.raises(ContractError) as caught:
-        registry.select("sampler", Choice(name="old"))
+        registry.select("sampler", ImplementationConfig(name="old"))
     message = (
         "sampler 'old' (entry point 'acme' of distribution 'acme' 1.5) was written for version '2' "
         f"of its contract, this Octavo has version '{KINDS['sampler'].version}'"
@@ -193,7 +193,7 @@ def test_requirements_come_before_the_probe(folder):
         PluginUnavailable,
         match=r"sampler\.backend: sampler 'dev' cannot be used here: needs device cuda, this is c",
     ):
-        registry.select("sampler", Choice(name="dev"))
+        registry.select("sampler", ImplementationConfig(name="dev"))
 
 
 def test_probes(folder):
@@ -236,7 +236,7 @@ def test_a_probe_sees_the_facts():
     pair = ("sampler", Provider(name="mine", factory=Handed, probe=probe))
     registry = Registry.discover(objects=[pair])
     ctx = ProbeContext(facts={"dtype": "float32"})
-    assert registry.select("sampler", Choice(name="mine"), ctx).name == "mine"
+    assert registry.select("sampler", ImplementationConfig(name="mine"), ctx).name == "mine"
     assert seen == {"dtype": "float32"}
 
 
@@ -249,7 +249,10 @@ def test_auto_by_rank(folder):
     selection = registry.select("sampler", AUTO)
     assert selection.name == "high"
     assert dict(selection.rejected) == {"low": "rank 1, below 'high'", "never": "only when named"}
-    assert registry.select("sampler", Choice(name="never")).reason == "named in the configuration"
+    assert (
+        registry.select("sampler", ImplementationConfig(name="never")).reason
+        == "named in the configuration"
+    )
 
 
 def test_nothing_available(folder):
@@ -270,12 +273,12 @@ def test_nothing_available(folder):
 
 def test_an_object_goes_before_a_default_and_auto():
     registry = Registry.discover(objects=[Plain, Handed])
-    default = registry.select("scheduler_policy", Choice(name="fcfs"), explicit=False)
+    default = registry.select("scheduler_policy", ImplementationConfig(name="fcfs"), explicit=False)
     assert default.name == "plain"
     assert default.reason.startswith("given by the user (class ")
     assert ("fcfs", "'plain' was given by the user") in default.rejected
     assert registry.select("scheduler_policy", AUTO).name == "plain"
-    assert registry.select("scheduler_policy", Choice(name="fcfs")).name == "fcfs"
+    assert registry.select("scheduler_policy", ImplementationConfig(name="fcfs")).name == "fcfs"
     assert registry.select("sampler", AUTO).name == "handed"
 
 
@@ -290,7 +293,7 @@ def test_two_objects_for_one_place_must_be_told_apart():
         r"them as scheduler\.policy",
     ):
         registry.select("scheduler_policy", AUTO)
-    assert registry.select("scheduler_policy", Choice(name="second")).name == "second"
+    assert registry.select("scheduler_policy", ImplementationConfig(name="second")).name == "second"
 
 
 def test_an_object_shadows_a_built_in_of_its_name():
@@ -299,7 +302,7 @@ def test_an_object_shadows_a_built_in_of_its_name():
 
     registry = Registry.discover(objects=[Mine])
     assert not registry.conflicts()
-    selection = registry.select("scheduler_policy", Choice(name="fcfs"))
+    selection = registry.select("scheduler_policy", ImplementationConfig(name="fcfs"))
     assert type(registry.create(selection, None)) is Mine
 
 
@@ -333,7 +336,7 @@ class Fair(Plain):
         ),
         (
             {"quantum": 0},
-            "scheduler.policy.quantum: expected a number greater than 0, got 0 "
+            "scheduler.policy.quantum: expected a number > 0, got 0 "
             "[options of scheduler_policy 'fair']",
         ),
         (
@@ -346,7 +349,7 @@ class Fair(Plain):
 def test_options_that_do_not_validate(options, message):
     registry = Registry.discover(objects=[Fair])
     with pytest.raises(PluginOptionsError) as caught:
-        registry.select("scheduler_policy", Choice(name="fair", options=options))
+        registry.select("scheduler_policy", ImplementationConfig(name="fair", options=options))
     assert str(caught.value) == message
 
 
@@ -355,7 +358,7 @@ def test_options_errors_have_file_and_line():
     origin.update({("scheduler",): 1, ("scheduler", "policy"): 2}, "engine.yaml")
     origin.update({("scheduler", "policy", "quantum"): 4}, "engine.yaml")
     registry = Registry.discover(objects=[Fair])
-    choice = Choice(name="fair", options={"quantum": "many"})
+    choice = ImplementationConfig(name="fair", options={"quantum": "many"})
     with pytest.raises(
         PluginOptionsError, match=r"^engine\.yaml:4: scheduler\.policy\.quantum: expected an integ"
     ):
@@ -364,14 +367,14 @@ def test_options_errors_have_file_and_line():
 
 def test_options_arrive_in_the_factory():
     registry = Registry.discover(objects=[Fair])
-    choice = Choice(name="fair", options={"weights": {"gold": 3}})
+    choice = ImplementationConfig(name="fair", options={"weights": {"gold": 3}})
     policy = registry.create(registry.select("scheduler_policy", choice), None)
     assert policy.options == FairOptions(weights={"gold": 3.0})
 
 
 def test_options_for_what_has_none():
     registry = Registry.discover(objects=[Plain])
-    choice = Choice(name="plain", options={"a": 1})
+    choice = ImplementationConfig(name="plain", options={"a": 1})
     with pytest.raises(PluginOptionsError, match=r"unknown option; none is known \[options of"):
         registry.select("scheduler_policy", choice)
 
@@ -385,6 +388,6 @@ def test_options_model_that_cannot_be_imported_or_is_none(folder):
     with pytest.raises(
         PluginImportError, match=r"sampler 'a' .* its options model 'no_such_mod:Options' cannot be"
     ):
-        registry.select("sampler", Choice(name="a"))
+        registry.select("sampler", ImplementationConfig(name="a"))
     with pytest.raises(ContractError, match=r"its options model is <function dumps.* subclass of"):
-        registry.select("sampler", Choice(name="b"))
+        registry.select("sampler", ImplementationConfig(name="b"))

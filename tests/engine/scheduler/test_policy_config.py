@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from octavo.core.config.loading import load_config
-from octavo.core.config.resolve import check_choices, resolve
-from octavo.core.config.schema import config_schema
-from octavo.core.config.show import config_yaml
 from octavo.core.errors import ConfigError, PluginError
 from octavo.core.registry import Registry
+from octavo.engine.choices import check_choices
+from octavo.engine.resolve import resolve
+from octavo.frontend.config import load_config
+from octavo.server.command_line.config_schema import config_schema
+from octavo.server.command_line.config_yaml import config_yaml
 
 LIST = ["priority", {"name": "fair", "weights": {"gold": 3, "free": 1}}]
 
@@ -56,7 +57,7 @@ def test_every_part_is_checked_before_anything_starts(registry, policy, message)
 
 
 def test_an_empty_list_is_refused():
-    with pytest.raises(ConfigError, match=r"scheduler.policy: expected a policy, or a list"):
+    with pytest.raises(ConfigError, match=r"scheduler.policy: expected a policy, or a non-empty"):
         load([])
 
 

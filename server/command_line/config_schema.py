@@ -7,25 +7,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.core.config.models import PHASES, EngineConfig
+from octavo.core.config import config_model
 from octavo.core.contracts import KINDS
 from octavo.core.errors import PluginError
 from octavo.core.plugin_options import options_model
 from octavo.core.registry import Registered, Registry
+from octavo.engine.config import PHASES, EngineConfig
 
 _OTHER = {"type": "string", "description": "The name of any other implementation."}
 
 
 def config_schema(registry: Registry) -> dict[str, Any]:
     """The schema as plain data. A choice is a name, or a mapping with `name` and options."""
-    schema = EngineConfig.model_json_schema()
+    schema = config_model(EngineConfig).model_json_schema()
     schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Octavo configuration",
         **{key: value for key, value in schema.items() if key != "title"},
     }
     definitions: dict[str, Any] = schema["$defs"]
-    definitions.pop("Choice", None)
+    definitions.pop("ImplementationConfig", None)
     for kind in KINDS.values():
         variants = [
             _variant(entry, definitions) for entry in registry.providers(kind.name).values()

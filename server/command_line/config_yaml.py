@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel
 
-from octavo.core.config.models import COMPOSED, Choice, EngineConfig
-from octavo.core.config.resolve import Resolved
+from octavo.core.config.models import plain
 from octavo.core.contracts import KINDS
-
-HIDDEN = "**********"
-"""Stands for a secret."""
+from octavo.engine.config import EngineConfig
+from octavo.engine.resolve import Resolved
 
 
 def config_yaml(resolved: Resolved) -> str:
@@ -39,7 +37,7 @@ def config_yaml(resolved: Resolved) -> str:
 def given_yaml(config: EngineConfig) -> str:
     """YAML of what was given, nothing decided and no default added."""
     lines: list[str] = []
-    for section in EngineConfig.model_fields:
+    for section in type(config).model_fields:
         value = getattr(config, section)
         if isinstance(value, BaseModel):
             names = [name for name in type(value).model_fields if name in value.model_fields_set]
@@ -53,23 +51,6 @@ def given_yaml(config: EngineConfig) -> str:
 def _line(name: str, value: Any, reason: str | None, colon: str = ":") -> str:
     text = f"{name}{colon} {_flow(plain(value))}"
     return f"{text}  # {reason}" if reason else text
-
-
-def plain(value: Any) -> Any:
-    """A value as YAML writes it: a choice without options is its name."""
-    if isinstance(value, Choice):
-        if value.name == COMPOSED:
-            return [plain(Choice.model_validate(item)) for item in value.options["policies"]]
-        return {"name": value.name, **value.options} if value.options else value.name
-    if isinstance(value, BaseModel):
-        return {name: plain(getattr(value, name)) for name in type(value).model_fields}
-    if isinstance(value, SecretStr):
-        return HIDDEN
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value
 
 
 def _flow(value: Any) -> str:

@@ -8,11 +8,13 @@ import logging
 import pytest
 from pydantic import SecretStr
 
-from octavo.core.config import load_config
-from octavo.core.config.keywords import KEYWORDS, from_keywords, integer
-from octavo.core.config.models import Choice, EngineConfig
+from octavo.core.config import config_model
+from octavo.core.config.models import ImplementationConfig
 from octavo.core.config.validation import all_keys
 from octavo.core.errors import ConfigError
+from octavo.engine.config import EngineConfig
+from octavo.frontend.config import load_config
+from octavo.frontend.vllm.keywords import KEYWORDS, from_keywords, integer
 from octavo.server.command_line.config import add_config_arguments, config_from_args
 
 VALUES = {
@@ -22,8 +24,8 @@ VALUES = {
     "download_dir": ("/d", "/d"),
     "dtype": ("half", "float16"),
     "max_model_len": (4096, 4096),
-    "quantization": ("int8", Choice(name="int8")),
-    "load_format": ("dummy", Choice(name="dummy")),
+    "quantization": ("int8", ImplementationConfig(name="int8")),
+    "load_format": ("dummy", ImplementationConfig(name="dummy")),
     "trust_remote_code": (True, True),
     "hf_overrides": ({"a": {"b": 1}}, {"a": {"b": 1}}),
     "generation_config": ("vllm", "octavo"),
@@ -33,7 +35,7 @@ VALUES = {
     "max_num_batched_tokens": (512, 512),
     "enable_chunked_prefill": (False, False),
     "long_prefill_token_threshold": (64, 64),
-    "scheduling_policy": ("priority", Choice(name="priority")),
+    "scheduling_policy": ("priority", ImplementationConfig(name="priority")),
     "block_size": (32, 32),
     "enable_prefix_caching": (False, False),
     "swap_space": (2, 2 << 30),
@@ -41,16 +43,16 @@ VALUES = {
     "gpu_memory_utilization": (0.5, 0.5),
     "kv_cache_memory_bytes": (1 << 20, 1 << 20),
     "num_gpu_blocks_override": (100, 100),
-    "attention_backend": ("TRITON_ATTN", Choice(name="triton")),
-    "enforce_eager": (True, Choice(name="eager")),
+    "attention_backend": ("TRITON_ATTN", ImplementationConfig(name="triton")),
+    "enforce_eager": (True, ImplementationConfig(name="eager")),
     "device": ("cpu", "cpu"),
     "served_model_name": (["a", "b"], ["a", "b"]),
     "host": ("0.0.0.0", "0.0.0.0"),
     "port": (0, 0),
     "max_logprobs": (5, 5),
     "uds": ("/s", "/s"),
-    "tool_call_parser": ("hermes", Choice(name="hermes")),
-    "reasoning_parser": ("qwen3", Choice(name="qwen3")),
+    "tool_call_parser": ("hermes", ImplementationConfig(name="hermes")),
+    "reasoning_parser": ("qwen3", ImplementationConfig(name="qwen3")),
     "chat_template_content_format": ("openai", "openai"),
     "trust_request_chat_template": (True, True),
     "stream_interval": (4, 4),
@@ -75,7 +77,7 @@ def value_at(config: EngineConfig, path: str):
 
 
 def test_the_table_names_keys_that_exist():
-    keys = set(all_keys(EngineConfig))
+    keys = set(all_keys(config_model(EngineConfig)))
     assert {k.path for k in KEYWORDS.values() if k.path} <= keys
     assert set(VALUES) == {name for name, k in KEYWORDS.items() if k.path}
     assert all(k.doc for k in KEYWORDS.values() if not k.path)
@@ -140,24 +142,23 @@ def test_a_torch_dtype_by_its_name():
         ),
         (
             {"tensor_parallel_size": 2},
-            "tensor_parallel_size: Octavo runs a model on one device; more is not built: expected "
-            "1, got 2",
+            "tensor_parallel_size: tensor parallelism is not supported yet (got 2)",
         ),
         (
             {"speculative_config": {"method": "ngram"}},
-            "speculative_config: speculative decoding is not built, got {'method': 'ngram'}",
+            "speculative_config: speculative decoding is not supported yet (got "
+            "{'method': 'ngram'})",
         ),
-        ({"enable_lora": True}, "enable_lora: adapters are not built, got true"),
-        ({"lora_modules": ["a=b"]}, "lora_modules: adapters are not built, got ['a=b']"),
-        ({"max_loras": 2}, "max_loras: adapters are not built, got 2"),
+        ({"enable_lora": True}, "enable_lora: LoRA is not supported yet (got true)"),
+        ({"lora_modules": ["a=b"]}, "lora_modules: LoRA is not supported yet (got ['a=b'])"),
+        ({"max_loras": 2}, "max_loras: LoRA is not supported yet (got 2)"),
         (
             {"cpu_offload_gb": 4},
-            "cpu_offload_gb: this is not built: expected 0, got 4",
+            "cpu_offload_gb: CPU offloading of weights is not supported yet (got 4)",
         ),
         (
             {"distributed_executor_backend": "ray"},
-            "distributed_executor_backend: Octavo runs a model in one process: expected 'uni', "
-            "got 'ray'",
+            "distributed_executor_backend: distributed execution is not supported yet (got 'ray')",
         ),
     ],
 )
@@ -167,10 +168,21 @@ def test_refused(keywords, message):
     assert str(caught.value).startswith(message)
 
 
+def test_flags_are_named_in_messages():
+    with pytest.raises(ConfigError) as caught:
+        load_config(flags={"kv_cache.memory_utilization": 3})
+    assert str(caught.value) == (
+        "argument gpu_memory_utilization: kv_cache.memory_utilization: expected a number <= 1.0, "
+        "got 3"
+    )
+    with pytest.raises(ConfigError, match=r"^argument: executor\.num_threads: expected"):
+        load_config(flags={"executor.num_threads": "x"})
+
+
 def test_swap_space_is_given_in_gib():
     assert from_keywords({"swap_space": 1.5}) == {"preemption.swap_space": 3 << 29}
     assert from_keywords({"swap_space": 0}) == {"preemption.swap_space": 0}
-    with pytest.raises(ConfigError, match=r"swap_space: expected GiB, a number from 0 on, got -1"):
+    with pytest.raises(ConfigError, match=r"swap_space: expected a size in GiB, at least 0"):
         from_keywords({"swap_space": -1})
 
 
@@ -178,7 +190,7 @@ def test_without_effect(caplog):
     with caplog.at_level(logging.WARNING, logger="octavo.config"):
         assert from_keywords({"max_seq_len_to_capture": 4}) == {}
     assert [r.getMessage() for r in caplog.records] == [
-        "max_seq_len_to_capture has no effect in Octavo: graph.runner decides."
+        "max_seq_len_to_capture has no effect in Octavo: Decided by graph.runner."
     ]
 
 
@@ -218,6 +230,6 @@ def test_a_vllm_command_line():
     assert config.model.source == "org/name"
     assert config.model.max_model_len == 4000
     assert config.server.served_model_name == ["x"]
-    assert config.graph.runner == Choice(name="eager")
-    with pytest.raises(ConfigError, match="MODEL is given twice: 'a' and --model 'b'"):
+    assert config.graph.runner == ImplementationConfig(name="eager")
+    with pytest.raises(ConfigError, match="model given twice: 'a' and --model 'b'"):
         config_from_args(parser.parse_args(["a", "--model", "b"]))

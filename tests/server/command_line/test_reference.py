@@ -6,11 +6,11 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from octavo.core.config.models import EngineConfig
-from octavo.core.config.reference import reference
 from octavo.core.contracts import KINDS
 from octavo.core.plugin_options import options_model
 from octavo.core.registry import Registry
+from octavo.server.command_line.config_reference import from_vllm, reference
+from octavo.server.config import ServiceConfig
 
 
 def test_the_page_is_up_to_date(repository: Path):
@@ -18,8 +18,13 @@ def test_the_page_is_up_to_date(repository: Path):
     assert page == reference(), "docs/configuration.md is stale: run `make docs`"
 
 
+def test_the_table_of_differences_is_up_to_date(repository: Path):
+    page = (repository / "docs" / "from-vllm.md").read_text(encoding="utf-8")
+    assert page == from_vllm(page), "docs/from-vllm.md is stale: run `make docs`"
+
+
 def models():
-    yield from (f.annotation for f in EngineConfig.model_fields.values())
+    yield from (f.annotation for f in ServiceConfig.model_fields.values())
     registry = Registry.discover(only=[])
     for kind in KINDS:
         for entry in registry.entries(kind):
@@ -35,7 +40,7 @@ def test_every_field_has_a_description():
 
 def test_every_key_is_on_the_page():
     page = reference()
-    for section, field in EngineConfig.model_fields.items():
+    for section, field in ServiceConfig.model_fields.items():
         assert f"\n## {section}\n" in page
         if isinstance(field.annotation, type):
             for name in field.annotation.model_fields:

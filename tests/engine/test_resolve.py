@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from octavo.backends.cpu import build
-from octavo.core.config import Choice, load_config, model_facts
-from octavo.core.config import resolve as resolve_module
-from octavo.core.config.resolve import check_choices, resolve
-from octavo.core.config.show import config_yaml
+from octavo.core.config import ImplementationConfig
 from octavo.core.contracts import Availability, Platform, Provider
 from octavo.core.contracts.observer import Observer
 from octavo.core.contracts.quantization import QuantizationMethod
@@ -24,6 +22,13 @@ from octavo.core.errors import (
     UnsupportedModel,
 )
 from octavo.core.registry import Registry
+from octavo.engine import model_facts
+from octavo.engine.choices import check_choices
+from octavo.engine.resolve import Machine, resolve
+from octavo.frontend.config import load_config
+from octavo.server.command_line.config_yaml import config_yaml
+
+CPU = Machine(Platform("cpu"), "a test", 2, "a test")
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -74,10 +79,8 @@ def settle(config=LLAMA, *, objects=(), overrides=(), folders=None, platform=Non
     )
     registry = Registry.discover(objects=[("weight_source", provider), *objects])
     flags = {"model.source": "m", **{key.replace("__", "."): v for key, v in flags.items()}}
-    with pytest.MonkeyPatch.context() as patch:
-        if platform is not None:
-            patch.setattr(resolve_module, "detect_platform", lambda device: (platform, "a test"))
-        return resolve(load_config(overrides=overrides, flags=flags), registry)
+    machine = CPU if platform is None else replace(CPU, platform=platform)
+    return resolve(load_config(overrides=overrides, flags=flags), registry, machine)
 
 
 # ---- numbers ------------------------------------------------------------------------------------
@@ -90,10 +93,9 @@ def test_on_a_cpu():
     assert (config.model.dtype, config.kv_cache.dtype) == ("float32", "float32")
     assert config.kv_cache.block_size == 16
     assert config.model.max_model_len == 512
-    assert isinstance(config.executor.num_threads, int)
-    assert config.executor.num_threads >= 1
+    assert config.executor.num_threads == CPU.num_threads
     assert config.scheduler.max_num_batched_tokens == "auto"
-    assert resolved.reasons["model.dtype"] == "on a CPU"
+    assert resolved.reasons["model.dtype"] == "the default on a CPU"
     assert resolved.reasons["model.max_model_len"] == "the model's max_position_embeddings"
     assert resolved.generation_config == {"temperature": 0.5}
     assert isinstance(resolved.weight_source, Models)
@@ -110,10 +112,10 @@ def test_a_weight_source_gets_the_overrides_of_the_configuration():
 @pytest.mark.parametrize(
     ("own", "capability", "dtype", "why"),
     [
-        ("bfloat16", (9, 0), "bfloat16", "the checkpoint's own"),
-        ("bfloat16", (7, 5), "float16", "the checkpoint's own (bfloat16), which this device lacks"),
-        ("float32", (9, 0), "float32", "the checkpoint's own"),
-        (None, (9, 0), "bfloat16", "config.json does not say"),
+        ("bfloat16", (9, 0), "bfloat16", "the checkpoint's"),
+        ("bfloat16", (7, 5), "float16", "this device lacks bfloat16 (the checkpoint's)"),
+        ("float32", (9, 0), "float32", "the checkpoint's"),
+        (None, (9, 0), "bfloat16", "config.json does not specify one"),
     ],
 )
 def test_dtype_on_a_gpu(own, capability, dtype, why):
@@ -141,9 +143,9 @@ def test_longer_than_the_model():
     with pytest.raises(ConfigError) as caught:
         settle(model__max_model_len=513)
     assert str(caught.value) == (
-        "argument max_model_len: model.max_model_len: expected at most 512, which is what the "
-        "model is made for (max_position_embeddings), got 513; to go beyond, change config.json's "
-        "value by model.hf_overrides"
+        "argument max_model_len: model.max_model_len: expected at most 512, the model's limit "
+        "(max_position_embeddings), got 513; to go beyond it, override the model's own value with "
+        "model.hf_overrides"
     )
     overrides = ["model.hf_overrides={max_position_embeddings: 1024}"]
     resolved = settle(model__max_model_len=1000, overrides=overrides)
@@ -153,7 +155,7 @@ def test_longer_than_the_model():
 
 def test_length_that_nobody_knows():
     short = {key: value for key, value in LLAMA.items() if key != "max_position_embeddings"}
-    with pytest.raises(ConfigError, match=r"model\.max_model_len: give it: the model's con"):
+    with pytest.raises(ConfigError, match=r"model\.max_model_len: required: config.json does not"):
         settle(short)
     assert settle(short, model__max_model_len=64).config.model.max_model_len == 64
 
@@ -209,7 +211,7 @@ def test_a_prompt_must_fit_without_chunks():
     with pytest.raises(ConfigError) as caught:
         settle(scheduler__chunked_prefill=False, scheduler__max_num_batched_tokens=256)
     assert str(caught.value) == (
-        "scheduler.max_num_batched_tokens: without chunked_prefill a whole prompt must fit into a "
+        "scheduler.max_num_batched_tokens: without chunked_prefill a prompt must fit into one "
         "step: expected at least model.max_model_len = 512, got 256"
     )
 
@@ -255,9 +257,9 @@ def test_probes_get_the_facts():
 
 def test_no_model():
     config, registry = load_config(), Registry.discover()
-    with pytest.raises(ConfigError, match=r"^model\.source: no model is given; expected a folder"):
-        resolve(config, registry)
-    resolved = resolve(config, registry, need_model=False)
+    with pytest.raises(ConfigError, match=r"^model\.source: no model given; expected a folder"):
+        resolve(config, registry, CPU)
+    resolved = resolve(config, registry, CPU, need_model=False)
     assert resolved.reasons["model.max_model_len"] == "needs a model"
     assert resolved.reasons["model.implementation"] == "needs a model"
     assert resolved.weight_source is None
@@ -273,7 +275,7 @@ def test_a_source_that_nothing_reads(tmp_path):
 
 def test_an_architecture_that_nothing_serves():
     with pytest.raises(
-        UnsupportedModel, match=r"^architecture NovelForCausalLM is not served: model\.implement"
+        UnsupportedModel, match=r"^architecture NovelForCausalLM is not supported: model\.implement"
     ):
         settle({**LLAMA, "architectures": ["NovelForCausalLM"]})
     with pytest.raises(UnsupportedModel, match=r"^architecture none \(config\.json has no `arch"):
@@ -310,9 +312,7 @@ def test_tokenizer_of_its_own(tmp_path):
     resolved = settle()
     assert resolved.tokenizer_dir is None
     assert "tokenizer" not in resolved.selections
-    assert resolved.reasons["model.tokenizer_backend"] == (
-        "the model comes without tokenizer files"
-    )
+    assert resolved.reasons["model.tokenizer_backend"] == ("the model has no tokenizer files")
     (tmp_path / "tokenizer.json").write_text("{}")
     folders = {"other": tmp_path}
     resolved = settle(folders=folders, model__tokenizer="other")
@@ -351,7 +351,10 @@ def test_lists_end_with_what_the_user_handed_over():
     named = ("observer", Provider(name="log", factory=lambda o, c: Observer()))
     resolved = settle(objects=[Watcher, named], overrides=["observers=[log]"])
     assert [s.name for s in resolved.observers] == ["log", "watcher"]
-    assert resolved.config.observers == [Choice(name="log"), Choice(name="watcher")]
+    assert resolved.config.observers == [
+        ImplementationConfig(name="log"),
+        ImplementationConfig(name="watcher"),
+    ]
     assert resolved.reasons["observers[1]"].startswith("given by the user (class ")
     assert settle().observers == []
 
@@ -369,7 +372,7 @@ def test_an_object_goes_before_a_default_but_not_before_a_name():
 
     resolved = settle(objects=[Mine])
     assert resolved.selections["scheduler_policy"].name == "mine"
-    assert resolved.config.scheduler.policy == Choice(name="mine")
+    assert resolved.config.scheduler.policy == ImplementationConfig(name="mine")
     resolved = settle(objects=[Mine], scheduler__policy="fcfs")
     assert resolved.selections["scheduler_policy"].name == "fcfs"
 
@@ -398,7 +401,7 @@ def test_a_policy_without_classes_stands_last(tmp_path):
     file = tmp_path / "engine.yaml"
     file.write_text("scheduler:\n  max_num_seqs: 3\n  policy: [priority, sjf, fcfs]\n")
     with pytest.raises(ConfigError, match=r"engine\.yaml:3: scheduler\.policy: 'sjf' orders") as e:
-        resolve(load_config(file), Registry.discover(), need_model=False)
+        resolve(load_config(file), Registry.discover(), CPU, need_model=False)
     assert e.value.line == 3
     file.write_text("scheduler: {policy: [priority, fair, fcfs]}\n")
     check_choices(load_config(file), Registry.discover())
@@ -412,7 +415,7 @@ def test_shown_yaml_loads_to_the_same(tmp_path):
     text = config_yaml(resolved)
     (tmp_path / "shown.yaml").write_text(text)
     assert load_config(tmp_path / "shown.yaml") == resolved.config
-    assert "  dtype: float32  # on a CPU\n" in text
+    assert "  dtype: float32  # the default on a CPU\n" in text
     assert "  max_model_len: 512  # the model's max_position_embeddings\n" in text
     assert "  policy: fcfs  # the default\n" in text
     assert "  # not dummy: only when named\n" in text

@@ -7,10 +7,10 @@ import textwrap
 import pytest
 from pydantic import SecretStr
 
-from octavo.core.config import load_config
-from octavo.core.config.keywords import KEYWORDS
-from octavo.core.config.models import Choice
+from octavo.core.config.models import ImplementationConfig
 from octavo.core.errors import ConfigError
+from octavo.frontend.config import load_config
+from octavo.frontend.vllm.keywords import KEYWORDS
 from octavo.server.command_line import main as cli
 
 
@@ -53,7 +53,7 @@ def test_a_whole_file(load):
     assert config.kv_cache.prefix_caching is False
     assert config.scheduler.chunked_prefill is False
     assert config.model.trust_remote_code is False
-    assert config.graph.runner == Choice(name="eager")
+    assert config.graph.runner == ImplementationConfig(name="eager")
     assert config.model.hf_overrides == {"a": {"b": 1}}
     assert config.server.allowed_origins == ["*"]
     assert config.server.api_keys == {"key1": SecretStr("secret")}
@@ -92,18 +92,17 @@ def test_sections_stay_sections(load):
         ("model: m\nfrobnicate: 5\n", "vllm.yaml:2: unknown flag 'frobnicate'"),
         (
             "scheduler: {max_num_seqs: 4}\nmax-model-len: 5\n",
-            "vllm.yaml:2: max-model-len: a flag beside the section 'scheduler', expected only "
-            "flags or only sections; did you mean 'model.max_model_len'?",
+            "vllm.yaml:2: max-model-len: flag next to section 'scheduler': use only flags or only "
+            "sections; did you mean 'model.max_model_len'?",
         ),
         (
             "seed: 1\ntensor-parallel-size: 2\n",
-            "vllm.yaml:2: tensor_parallel_size: Octavo runs a model on one device; more is not "
-            "built: expected 1, got 2",
+            "vllm.yaml:2: tensor_parallel_size: tensor parallelism is not supported yet (got 2)",
         ),
         (
             "seed: 1\nspeculative-config: {method: ngram}\n",
-            "vllm.yaml:2: speculative_config: speculative decoding is not built, got "
-            "{'method': 'ngram'}",
+            "vllm.yaml:2: speculative_config: speculative decoding is not supported yet (got "
+            "{'method': 'ngram'})",
         ),
         (
             "enable-prefix-caching: 1\n",
@@ -113,6 +112,11 @@ def test_sections_stay_sections(load):
         (
             "seed: 1\nmax-num-seqs: many\n",
             "vllm.yaml:2: scheduler.max_num_seqs: expected an integer, got 'many'",
+        ),
+        (
+            "graph: {runner: eager}\nblock_size: 3\n",
+            "vllm.yaml:2: block_size: flag next to section 'graph': use only flags or only "
+            "sections; did you mean 'kv_cache.block_size'?",
         ),
         ("schedular: {policy: fcfs}\n", "vllm.yaml:1: schedular: unknown key; did you mean "),
     ],

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import octavo
-from octavo.core.config import load_config
+from octavo.frontend.config import load_config
 from octavo.server.command_line import main as cli
 
 
@@ -106,7 +106,10 @@ def test_help_comes_from_the_fields(run):
     status, out, _ = run("serve", "--help")
     text = " ".join(out.split())
     assert status == 0
-    assert "Longest sequence, prompt and output, in tokens. Default: the model's own." in text
+    assert (
+        "Maximum sequence length (prompt and output), in tokens. Default: the model's own limit."
+        in text
+    )
     assert "[model.max_model_len]" in text
     assert "--no-enable-prefix-caching" in text
 
@@ -125,7 +128,7 @@ def test_unknown_commands_and_flags(run):
 ERRORS = [
     (
         ["serve"],
-        "model.source: no model is given; expected MODEL on the command line or in --config FILE",
+        "model.source: no model given; expected MODEL, or a file with one in --config FILE",
     ),
     (["config", "validate", "none.yaml"], "none.yaml: no such file"),
     (
@@ -143,12 +146,11 @@ ERRORS = [
     ),
     (
         ["config", "validate", "-tp", "2"],
-        "tensor_parallel_size: Octavo runs a model on one device; more is not built: expected 1, "
-        "got 2",
+        "tensor_parallel_size: tensor parallelism is not supported yet (got 2)",
     ),
     (
         ["config", "show", "a.yaml", "--config", "b.yaml"],
-        "two files are given: 'a.yaml' and --config 'b.yaml'",
+        "configuration file given twice: 'a.yaml' and --config 'b.yaml'",
     ),
     (
         ["plugins", "--set", "plugins.load=[./none.py]"],
@@ -307,7 +309,7 @@ def test_config_show_without_a_model(run, tmp_path):
     status, out, _ = run("config", "show", "engine.yaml", "--max-num-seqs", "4")
     assert status == 0
     assert "  max_model_len: null  # needs a model\n" in out
-    assert "  dtype: float32  # on a CPU\n" in out
+    assert "  dtype: float32  # the default on a CPU\n" in out
     assert "  max_num_seqs: 4\n" in out
     shown = load_config(write(tmp_path / "shown.yaml", out))
     assert shown.executor.device == "cpu"
@@ -336,9 +338,12 @@ def test_mappings_key_by_key(run):
     overrides = yaml.safe_load(out)["model"]["hf_overrides"]
     assert overrides == {"rope": {"factor": 4}, "max_len": "x", "list": [1, True]}
     for wrong, message in (
-        (["--hf-overrides.a"], "--hf-overrides.a: expected a value after it"),
-        (["--hf-overrides.a=1", "--hf-overrides.a.b=1"], "--hf-overrides.a.b: 'a' has a value"),
-        (["--hf-overrides", "{}", "--hf-overrides.a=1"], "--hf-overrides is given as JSON and"),
+        (["--hf-overrides.a"], "--hf-overrides.a: expected a value"),
+        (
+            ["--hf-overrides.a=1", "--hf-overrides.a.b=1"],
+            "--hf-overrides.a.b: 'a' already has a value",
+        ),
+        (["--hf-overrides", "{}", "--hf-overrides.a=1"], "--hf-overrides: use either one JSON"),
         (["--seed.a=1"], "unknown flag '--seed.a'"),
         (["--speculative-config.method", "ngram"], "speculative_config: speculative decoding is"),
     ):
@@ -361,10 +366,9 @@ def test_config_validate_shows_every_error(run, tmp_path):
     status, out, err = run("config", "validate", "engine.yaml")
     assert (status, out) == (2, "")
     assert err.splitlines() == [
-        "octavo: engine.yaml:2: model.source: expected text, got 3",
+        "octavo: engine.yaml:2: model.source: expected a string, got 3",
         "octavo: engine.yaml:5: scheduler.max_num_seq: unknown key; did you mean 'max_num_seqs'?",
-        "octavo: engine.yaml:6: kv_cache.block_size: expected a number greater than 0 or 'auto', "
-        "got -1",
+        "octavo: engine.yaml:6: kv_cache.block_size: expected a number > 0 or 'auto', got -1",
         "octavo: engine.yaml:4: scheduler.policy: there is no scheduler_policy 'fcsf'; did you "
         "mean 'fcfs'?",
         "octavo: engine.yaml:6: kv_cache.manager.blocks: unknown option; none is known [options of "

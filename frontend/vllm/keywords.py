@@ -1,5 +1,5 @@
-"""vLLM's names for settings, and the YAML keys that they are here: one table for `LLM(...)` and the
-command line, so that what was written for vLLM runs unchanged.
+"""vLLM's names for settings, and the YAML keys that they set: one table for `LLM(...)` and the
+command line.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from octavo.core.config.validation import show
 from octavo.core.errors import ConfigError, nearest
+from octavo.frontend.vllm.differences import check_setting
 
 log = logging.getLogger("octavo.config")
 
@@ -21,18 +22,22 @@ Form = Literal["text", "int", "float", "bool", "mapping", "list"]
 
 @dataclass(frozen=True)
 class Keyword:
-    """path: dotted YAML key; empty for what has none. form: on the command line (`bool`: `--x` and
-    `--no-x`). convert: from vLLM's value to ours; it may return `SKIP` for "leave the default", and
-    raises `ConfigError`. doc: help for what has no key. aliases: further command-line flags."""
+    """One of vLLM's names."""
 
     path: str = ""
+    """Dotted YAML key; empty where there is none."""
     form: Form = "text"
+    """On the command line. `bool` gives `--x` and `--no-x`."""
     convert: Callable[[str, Any], Any] | None = None
+    """From (name, vLLM's value) to Octavo's, or to `SKIP`. Raises `ConfigError`."""
     doc: str = ""
+    """Help for a name without a key."""
     aliases: tuple[str, ...] = ()
+    """Further command-line flags."""
 
 
 SKIP = object()
+"""The key keeps its default."""
 
 
 # ---- conversions --------------------------------------------------------------------------------
@@ -53,7 +58,6 @@ def _load_format(name: str, value: Any) -> Any:
 
 
 _BACKENDS = {
-    "flash_attn": "flash_attn",
     "triton_attn": "triton",
     "flex_attention": "flex",
     "torch_sdpa": "torch",
@@ -80,52 +84,17 @@ def _chunk(name: str, value: Any) -> Any:
 
 def _gib(name: str, value: Any) -> Any:
     if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
-        raise ConfigError(f"{name}: expected GiB, a number from 0 on, got {show(value)}")
+        raise ConfigError(f"{name}: expected a size in GiB, at least 0, got {show(value)}")
     return int(value * 2**30)
 
 
-def _one(name: str, value: Any) -> Any:
-    if value != 1:
-        raise ConfigError(
-            f"{name}: Octavo runs a model on one device; more is not built: expected 1, "
-            f"got {show(value)}"
-        )
+def _unsupported(name: str, value: Any) -> Any:
+    check_setting(name, value)
     return SKIP
-
-
-def _local(name: str, value: Any) -> Any:
-    if value != "uni":
-        raise ConfigError(
-            f"{name}: Octavo runs a model in one process: expected 'uni', got {show(value)}"
-        )
-    return SKIP
-
-
-def _only(*allowed: Any) -> Callable[[str, Any], Any]:
-    def check(name: str, value: Any) -> Any:
-        if value not in allowed:
-            raise ConfigError(
-                f"{name}: this is not built: expected {' or '.join(map(show, allowed))}, "
-                f"got {show(value)}"
-            )
-        return SKIP
-
-    return check
-
-
-def _not_built(what: str, *off: Any) -> Callable[[str, Any], Any]:
-    """For what names a thing that Octavo does not have: only its absence is accepted."""
-
-    def check(name: str, value: Any) -> Any:
-        if value not in off and value not in (False, [], {}):
-            raise ConfigError(f"{name}: {what}, got {show(value)}")
-        return SKIP
-
-    return check
 
 
 def _accepted(name: str, value: Any) -> Any:
-    """What Octavo does in any case; only its opposite is worth a word."""
+    """Octavo always does this; only turning it off deserves a warning."""
     if not value:
         log.warning("%s has no effect in Octavo: %s", name, KEYWORDS[name].doc)
     return SKIP
@@ -154,6 +123,11 @@ def _origins(name: str, value: Any) -> Any:
 def _ignored(name: str, value: Any) -> Any:
     log.warning("%s has no effect in Octavo: %s", name, KEYWORDS[name].doc)
     return SKIP
+
+
+def _missing(form: Form, doc: str, *aliases: str) -> Keyword:
+    """A setting of `octavo.frontend.vllm.differences`: only "off" is accepted."""
+    return Keyword("", form, _unsupported, f"{doc}; not supported.", aliases)
 
 
 # ---- the table ----------------------------------------------------------------------------------
@@ -185,7 +159,7 @@ KEYWORDS: dict[str, Keyword] = {
     "kv_cache_memory_bytes": Keyword("kv_cache.memory_bytes", "int"),
     "num_gpu_blocks_override": Keyword("kv_cache.num_blocks", "int"),
     "attention_backend": Keyword("attention.backend", convert=_attention_backend),
-    "enforce_eager": Keyword("graph.runner", "bool", _eager, "Never capture or compile."),
+    "enforce_eager": Keyword("graph.runner", "bool", _eager, "No CUDA graphs, no compilation."),
     "device": Keyword("executor.device"),
     "served_model_name": Keyword("server.served_model_name", "list"),
     "host": Keyword("server.host"),
@@ -207,36 +181,33 @@ KEYWORDS: dict[str, Keyword] = {
         "observability.log_requests", "bool", _inverted, "The opposite of enable_log_requests."
     ),
     "enable_prompt_tokens_details": Keyword(
-        "", "bool", _accepted, "Usage always says how many prompt tokens were cached."
+        "", "bool", _accepted, "Usage always reports cached prompt tokens."
     ),
     "tool_call_parser": Keyword("server.tool_parser"),
     "chat_template_content_format": Keyword("model.chat_template_content_format"),
     "trust_request_chat_template": Keyword("server.trust_request_chat_template", "bool"),
     "reasoning_parser": Keyword("server.reasoning_parser"),
-    "enable_auto_tool_choice": Keyword("", "bool", _accepted, "server.tool_parser turns it on."),
-    "tensor_parallel_size": Keyword("", "int", _one, "Devices for one model: 1.", ("-tp",)),
-    "pipeline_parallel_size": Keyword("", "int", _one, "Stages of one model: 1.", ("-pp",)),
-    "data_parallel_size": Keyword("", "int", _one, "Copies of the model: 1.", ("-dp",)),
-    "distributed_executor_backend": Keyword("", "text", _local, "How workers start: uni."),
-    "speculative_config": Keyword(
-        "", "mapping", _not_built("speculative decoding is not built"), "Speculative decoding: {}."
-    ),
-    "enable_lora": Keyword("", "bool", _not_built("adapters are not built"), "Adapters: false."),
-    "lora_modules": Keyword("", "list", _not_built("adapters are not built"), "Adapters: none."),
-    "max_loras": Keyword("", "int", _not_built("adapters are not built", 1), "Adapters a step: 1."),
-    "tokenizer_mode": Keyword("", "text", _only("auto"), "Kind of tokenizer: auto."),
-    "cpu_offload_gb": Keyword("", "float", _only(0), "Weights kept on the host: 0."),
-    "max_seq_len_to_capture": Keyword("", "int", _ignored, "graph.runner decides."),
+    "enable_auto_tool_choice": Keyword("", "bool", _accepted, "Enabled by server.tool_parser."),
+    "tensor_parallel_size": _missing("int", "Devices that share the model", "-tp"),
+    "pipeline_parallel_size": _missing("int", "Pipeline stages", "-pp"),
+    "data_parallel_size": _missing("int", "Replicas of the model", "-dp"),
+    "distributed_executor_backend": _missing("text", "How workers are started"),
+    "speculative_config": _missing("mapping", "Speculative decoding"),
+    "enable_lora": _missing("bool", "LoRA adapters"),
+    "lora_modules": _missing("list", "LoRA adapters"),
+    "max_loras": _missing("int", "LoRA adapters per step"),
+    "tokenizer_mode": _missing("text", "Tokenizer mode"),
+    "cpu_offload_gb": _missing("float", "GiB of weights kept in host memory"),
+    "max_seq_len_to_capture": Keyword("", "int", _ignored, "Decided by graph.runner."),
     "disable_log_stats": Keyword("observability.log_stats", "bool", _inverted),
-    "disable_custom_all_reduce": Keyword("", "bool", _ignored, "There is one device."),
+    "disable_custom_all_reduce": Keyword("", "bool", _ignored, "Octavo uses one device."),
 }
 
 
 def from_keywords(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Flags for `load_config` (dotted key to value) from vLLM's keyword names. None is "not given".
+    """Flags for `load_config` (dotted key to value) from vLLM's keyword names. None: not given.
 
-    Raises `ConfigError` for a keyword that is unknown (with the nearest one), or that asks for what
-    is not built.
+    Raises `ConfigError` for an unknown keyword, and for a feature that is not supported.
     """
     flags: dict[str, Any] = {}
     for name, value in keywords.items():
@@ -256,8 +227,8 @@ _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G"
 
 
 def integer(text: str) -> int | str:
-    """A whole number from the command line, with vLLM's suffixes: `4k` is 4000, `4K` 4096. Other
-    text (`auto`) stays, for the configuration to judge."""
+    """An integer of the command line, with vLLM's suffixes: `4k` is 4000, `4K` 4096. Other text
+    (`auto`) is returned as it is, for the configuration to validate."""
     match = re.fullmatch(r"(-?\d+(?:\.\d+)?)([kmgKMG]?)", text.strip())
     if not match:
         return text

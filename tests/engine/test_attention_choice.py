@@ -6,15 +6,17 @@ import importlib.util
 
 import pytest
 
-from octavo.core.config.loading import load_config
 from octavo.core.config.models import AUTO
-from octavo.core.config.resolve import check_choices, resolve
-from octavo.core.config.show import config_yaml
 from octavo.core.contracts import Platform, ProbeContext
 from octavo.core.errors import PluginNotFound, PluginOptionsError
 from octavo.core.registry import Registry
+from octavo.engine.choices import check_choices
+from octavo.engine.resolve import Machine, resolve
+from octavo.frontend.config import load_config
+from octavo.server.command_line.config_yaml import config_yaml
 from octavo.testing.device_attention import attention_spec
 
+CPU = Machine(Platform("cpu"), "a test", 2, "a test")
 HOPPER = Platform("cuda", (9, 0))
 
 
@@ -67,7 +69,7 @@ def test_auto_on_cuda(installed, platform, facts, name, reasons):
 def test_phases_are_settled_and_shown(registry):
     attention = {"prefill": {"name": "flex", "compile": False}, "decode": "torch"}
     config = load_config(mapping={"attention": attention})
-    resolved = resolve(config, registry, need_model=False)
+    resolved = resolve(config, registry, CPU, need_model=False)
     assert resolved.selections["attention_backend"].name == "torch"
     assert resolved.prefill_attention.name == "flex"
     assert resolved.prefill_attention.options.compile is False
@@ -82,14 +84,14 @@ def test_phases_are_settled_and_shown(registry):
 
 def test_a_phase_that_is_not_named_takes_the_backend(registry):
     config = load_config(mapping={"attention": {"backend": "torch", "prefill": "flex"}})
-    resolved = resolve(config, registry, need_model=False)
+    resolved = resolve(config, registry, CPU, need_model=False)
     assert resolved.selections["attention_backend"].name == "torch"
     assert resolved.prefill_attention.name == "flex"
     config = load_config(mapping={"attention": {"backend": "torch", "decode": "auto"}})
-    resolved = resolve(config, registry, need_model=False)
+    resolved = resolve(config, registry, CPU, need_model=False)
     assert resolved.reasons["attention.decode"].startswith("the best that is available")
     same = load_config(mapping={"attention": {"backend": "torch", "prefill": "torch"}})
-    assert resolve(same, registry, need_model=False).prefill_attention is None
+    assert resolve(same, registry, CPU, need_model=False).prefill_attention is None
 
 
 def test_mistakes_in_a_phase_are_refused_with_its_key(registry):

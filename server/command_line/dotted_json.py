@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from octavo.core.config.keywords import KEYWORDS
 from octavo.core.errors import ConfigError
+from octavo.frontend.vllm.keywords import KEYWORDS
 
 _FLAGS = frozenset(
     f"--{name.replace('_', '-')}" for name, known in KEYWORDS.items() if known.form == "mapping"
@@ -30,12 +30,12 @@ def join_mappings(argv: Sequence[str]) -> list[str]:
         if not equals:
             given = next(items, None)
             if given is None:
-                raise ConfigError(f"{name}: expected a value after it")
+                raise ConfigError(f"{name}: expected a value")
             value = given
         _put(found.setdefault(flag, {}), path.split("."), _value(value), name)
     for flag, mapping in found.items():
         if flag in (item.partition("=")[0].replace("_", "-") for item in rest):
-            raise ConfigError(f"{flag} is given as JSON and key by key; expected one of both")
+            raise ConfigError(f"{flag}: use either one JSON value or dotted keys, not both")
         rest += [flag, json.dumps(mapping)]
     return rest
 
@@ -46,11 +46,11 @@ def _put(mapping: dict[str, Any], path: list[str], value: Any, name: str) -> Non
     for part in above:
         here = here.setdefault(part, {})
         if not isinstance(here, dict):
-            raise ConfigError(f"{name}: '{part}' has a value already and no keys below it")
+            raise ConfigError(f"{name}: '{part}' already has a value")
     if last.endswith("+"):
         here = here.setdefault(last[:-1], [])
         if not isinstance(here, list):
-            raise ConfigError(f"{name}: '{last[:-1]}' has a value that is no list")
+            raise ConfigError(f"{name}: '{last[:-1]}' is not a list")
         here.append(value)
     else:
         here[last] = value

@@ -1,9 +1,9 @@
-"""Writes docs/configuration.md from the models: every key, the options of every built-in
-implementation, vLLM's names, and the environment variables.
+"""Writes two pages of the documentation, which tests compare with this output:
 
-    python -m octavo.core.config.reference > docs/configuration.md
+    python -m octavo.server.command_line.config_reference docs/configuration.md docs/from-vllm.md
 
-A test compares the page with what this makes, so that it cannot grow stale.
+The first has every key, the options of every built-in implementation, vLLM's names and environment
+variables. In the second only the table is written.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
 import annotated_types
@@ -18,17 +19,19 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from octavo.core import envvars
-from octavo.core.config.keywords import KEYWORDS
-from octavo.core.config.models import Choice, EngineConfig
-from octavo.core.config.show import plain
+from octavo.core.config.models import ImplementationConfig, plain
 from octavo.core.contracts import KINDS
 from octavo.core.plugin_options import options_model
 from octavo.core.registry import Registry
+from octavo.frontend.vllm import differences
+from octavo.frontend.vllm.keywords import KEYWORDS
+from octavo.server.command_line import main  # noqa: F401, declares environment variables
+from octavo.server.config import ServiceConfig
 
 INTRODUCTION = """\
 # Configuration
 
-<!-- Written by `python -m octavo.core.config.reference`; edit the descriptions in the code. -->
+<!-- Written by `make docs`; edit the descriptions in the code. -->
 
 One YAML file holds everything. The same keys can be set one by one on the command line
 (`--set scheduler.max_num_seqs=64`, the value in YAML, also inside a choice:
@@ -73,7 +76,7 @@ def reference() -> str:
     """The page."""
     registry = Registry.discover(only=[])
     lines = [INTRODUCTION]
-    for name, field in EngineConfig.model_fields.items():
+    for name, field in ServiceConfig.model_fields.items():
         lines.append(f"## {name}\n\n{field.description}\n")
         section = field.annotation
         if isinstance(section, type) and issubclass(section, BaseModel):
@@ -140,7 +143,7 @@ _WORDS = {
     SecretStr: "text",
     bool: "true or false",
     type(None): "null",
-    Choice: "choice",
+    ImplementationConfig: "choice",
 }
 
 
@@ -204,10 +207,21 @@ def _environment() -> Iterator[str]:
     yield "## Environment variables\n"
     yield "| variable | type | default | |"
     yield "|---|---|---|---|"
-    for variable in envvars.ALL:
+    for _, variable in sorted(envvars.DECLARED.items()):
         yield _row(f"`{variable.name}`", variable.kind, variable.default, variable.doc)
     yield ""
 
 
+BEGIN = "<!-- differences: written by `make docs` from frontend/vllm/differences.py -->\n"
+END = "<!-- end of differences -->"
+
+
+def from_vllm(page: str) -> str:
+    """docs/from-vllm.md with its table renewed."""
+    before, _, rest = page.partition(BEGIN)
+    return before + BEGIN + differences.table() + END + rest.partition(END)[2]
+
+
 if __name__ == "__main__":
-    sys.stdout.write(reference())
+    Path(sys.argv[1]).write_text(reference())
+    Path(sys.argv[2]).write_text(from_vllm(Path(sys.argv[2]).read_text()))

@@ -1,4 +1,4 @@
-"""What can be said of a model from its config.json alone. Imports no torch."""
+"""Facts about a model that its config.json alone tells."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.core.contracts.model import AttentionSpec
+from octavo.core.hf_config import text_config
 
 _LENGTH_KEYS = (
     "max_position_embeddings",
@@ -14,22 +15,6 @@ _LENGTH_KEYS = (
     "max_seq_len",
     "seq_length",
 )
-
-
-def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part that describes the language model, where config.json nests it."""
-    inner = config.get("text_config")
-    return inner if isinstance(inner, Mapping) else config
-
-
-def override(config: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """`hf_overrides` laid over config.json, mapping by mapping."""
-    result = dict(config)
-    for key, value in extra.items():
-        old = result.get(key)
-        nested = isinstance(value, Mapping) and isinstance(old, Mapping)
-        result[key] = override(old, value) if nested else value  # type: ignore[arg-type]
-    return result
 
 
 def architecture(config: Mapping[str, Any]) -> str | None:

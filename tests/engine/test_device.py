@@ -1,4 +1,4 @@
-"""What the machine has: device, CPU threads, environment variables."""
+"""What the machine has: device and CPU threads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from octavo.core import envvars
 from octavo.core.contracts import Platform
 from octavo.core.errors import ConfigError
 from octavo.engine import device
@@ -61,9 +60,9 @@ def test_no_cgroup(tmp_path):
     ("affinity", "quota", "expected"),
     [
         (8, None, (8, "cores in the affinity mask")),
-        (8, 2.5, (3, "the cgroup allows 2.5 cores")),
+        (8, 2.5, (3, "cgroup limit of 2.5 cores")),
         (2, 4.0, (2, "cores in the affinity mask")),
-        (8, 0.5, (1, "the cgroup allows 0.5 cores")),
+        (8, 0.5, (1, "cgroup limit of 0.5 cores")),
     ],
 )
 def test_cpu_threads(monkeypatch, affinity, quota, expected):
@@ -75,11 +74,11 @@ def test_cpu_threads(monkeypatch, affinity, quota, expected):
 def test_platform_without_a_driver(monkeypatch):
     monkeypatch.setattr(device, "_has_driver", lambda: False)
     monkeypatch.setattr(device, "_ask_torch", lambda: (None, "torch finds no CUDA device"))
-    assert device.detect_platform("cpu") == (Platform("cpu"), "named in the configuration")
-    assert device.detect_platform("auto") == (Platform("cpu"), "no NVIDIA driver is here")
+    assert device.detect_platform("cpu") == (Platform("cpu"), "set in the configuration")
+    assert device.detect_platform("auto") == (Platform("cpu"), "no NVIDIA driver found")
     with pytest.raises(
         ConfigError,
-        match=r"^executor\.device: cuda is asked for, but torch finds no CUDA device; expected a",
+        match=r"^executor\.device: cuda requested, but torch finds no CUDA device; set executor",
     ):
         device.detect_platform("cuda")
 
@@ -87,40 +86,9 @@ def test_platform_without_a_driver(monkeypatch):
 def test_platform_with_a_driver(monkeypatch):
     monkeypatch.setattr(device, "_has_driver", lambda: True)
     monkeypatch.setattr(device, "_ask_torch", lambda: (Platform("cuda", (9, 0)), None))
-    assert device.detect_platform("auto") == (Platform("cuda", (9, 0)), "a CUDA device is here")
+    assert device.detect_platform("auto") == (Platform("cuda", (9, 0)), "CUDA device found")
     monkeypatch.setattr(device, "_ask_torch", lambda: (None, "torch is built without CUDA"))
     assert device.detect_platform("auto") == (Platform("cpu"), "torch is built without CUDA")
-
-
-# ---- environment variables ----------------------------------------------------------------------
-
-
-def test_values(monkeypatch, tmp_path):
-    for variable in envvars.ALL:
-        monkeypatch.delenv(variable.name, raising=False)
-    assert envvars.PLUGINS.get() is None
-    assert envvars.LOG_LEVEL.get() == "info"
-    assert str(envvars.CACHE_DIR.get()).endswith(".cache/octavo")
-    monkeypatch.setenv("OCTAVO_PLUGINS", "a, b,")
-    monkeypatch.setenv("OCTAVO_LOG_LEVEL", "DEBUG")
-    monkeypatch.setenv("OCTAVO_CACHE_DIR", str(tmp_path / "new"))
-    assert envvars.PLUGINS.get() == ("a", "b")
-    assert envvars.LOG_LEVEL.get() == "debug"
-    assert envvars.CACHE_DIR.get() == tmp_path / "new"
-
-
-def test_bad_values(monkeypatch, tmp_path):
-    monkeypatch.setenv("OCTAVO_LOG_LEVEL", "loud")
-    with pytest.raises(ConfigError) as caught:
-        envvars.LOG_LEVEL.get()
-    assert str(caught.value) == (
-        "environment variable OCTAVO_LOG_LEVEL: expected one of debug, info, warning, error, "
-        "got 'loud'"
-    )
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("OCTAVO_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(ConfigError, match="OCTAVO_CACHE_DIR: expected a folder, not a file, got"):
-        envvars.CACHE_DIR.get()
 
 
 @pytest.mark.parametrize(
