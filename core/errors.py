@@ -1,27 +1,26 @@
 """Every exception that Octavo raises on purpose.
 
     OctavoError
-    ├── ConfigError            a YAML file, flag or mapping is wrong (carries path and line)
+    ├── ConfigError            invalid YAML file, flag or mapping (carries path and line)
     ├── PluginError            something about a plugin (carries kind, name, distribution)
     │   ├── PluginNotFound     no such name; suggests the nearest one
-    │   ├── PluginConflict     two plugins offer one name
-    │   ├── PluginUnavailable  known, but it cannot run here; carries the reason
+    │   ├── PluginConflict     two plugins register the same name
+    │   ├── PluginUnavailable  registered, but it cannot run here (carries the reason)
     │   ├── PluginImportError  its module or factory cannot be imported
     │   ├── PluginOptionsError its options do not validate
-    │   └── ContractError      wrong contract version or a signature that differs
+    │   └── ContractError      wrong contract version or signature
     ├── ModelError             a model cannot be found, read or built
     │   ├── ModelNotFound      wrong path, unknown hub id, no such package
-    │   ├── UnsupportedModel   the architecture has no implementation here
-    │   └── WeightError        a file is truncated, a tensor is missing or has a wrong shape
-    ├── CapacityError          the machine lacks memory for what was asked
-    ├── RequestError           a request is invalid: the caller's mistake (carries param)
-    │   ├── RequestTooLong     it can never fit (carries both numbers)
-    │   ├── RequestFault       it failed by no doing of its caller (a plugin raised, NaN)
+    │   ├── UnsupportedModel   no implementation of the architecture
+    │   └── WeightError        truncated file, missing tensor or wrong shape
+    ├── CapacityError          not enough memory
+    ├── RequestError           invalid request: the caller's mistake (carries param)
+    │   ├── RequestTooLong     it can never fit
+    │   ├── RequestFault       it failed through no fault of the caller (a plugin raised, NaN)
     │   └── GenerationError    some requests of a batch failed (carries all outputs)
     └── EngineDeadError        the engine stopped; the reason is the message
 
-A user's mistake raises one of these and names the thing, what was expected and what came.
-`assert` is for invariants.
+Messages name the thing, what was expected and what was given. `assert` is for invariants.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 INTERNAL_ERROR = "internal_error"
-"""Code of what is not the caller's doing."""
+"""Code of errors that are not the caller's fault."""
 
 
 class OctavoError(Exception):
@@ -39,10 +38,7 @@ class OctavoError(Exception):
 
 
 class ConfigError(OctavoError):
-    """A configuration is wrong.
-
-    `path` is the dotted YAML key (`scheduler.max_num_seqs`), `line` its 1-based line in `file`.
-    """
+    """Invalid configuration. `path` is the dotted YAML key, `line` its 1-based line in `file`."""
 
     def __init__(
         self,
@@ -91,11 +87,11 @@ class PluginNotFound(PluginError):
 
 
 class PluginConflict(PluginError):
-    """Two plugins offer the same name for the same kind."""
+    """Two plugins register the same name for one kind."""
 
 
 class PluginUnavailable(PluginError):
-    """The implementation exists and cannot run here."""
+    """The implementation cannot run here."""
 
 
 class PluginImportError(PluginError):
@@ -103,11 +99,11 @@ class PluginImportError(PluginError):
 
 
 class PluginOptionsError(PluginError):
-    """The options given for a plugin do not validate."""
+    """Invalid options of an implementation."""
 
 
 class ContractError(PluginError):
-    """The plugin was written for another contract version, or its signature differs."""
+    """Wrong contract version or signature."""
 
 
 class ModelError(OctavoError):
@@ -115,23 +111,23 @@ class ModelError(OctavoError):
 
 
 class ModelNotFound(ModelError):
-    """Nothing is at the given source."""
+    """There is no model at the given source."""
 
 
 class UnsupportedModel(ModelError):
-    """No model implementation serves this architecture."""
+    """No implementation of the architecture."""
 
 
 class WeightError(ModelError):
-    """Weights are truncated, missing or of the wrong shape."""
+    """Weights are truncated, missing or have the wrong shape."""
 
 
 class CapacityError(OctavoError):
-    """Not enough memory for what was asked."""
+    """Not enough memory."""
 
 
 class RequestError(OctavoError, ValueError):
-    """A request is invalid. `param` names the offending parameter, as in OpenAI's error objects."""
+    """Invalid request. `param` names the parameter, as in OpenAI's error objects."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -139,26 +135,26 @@ class RequestError(OctavoError, ValueError):
 
 
 class RequestTooLong(RequestError):
-    """A request that can never fit, however long it waits."""
+    """A request that can never fit."""
 
 
 class RequestFault(RequestError):
-    """A valid request that failed: a plugin raised for it, or no number was computed."""
+    """A valid request that failed: a plugin raised, or logits were NaN."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message, param=param, code=INTERNAL_ERROR)
 
 
 def failure(message: str, param: str | None, code: str | None) -> RequestError:
-    """What is raised for a request that has failed while it ran."""
+    """The exception for a request that failed while running."""
     if code == INTERNAL_ERROR:
         return RequestFault(message, param=param)
     return RequestError(message, param=param, code=code)
 
 
 class GenerationError(RequestError):
-    """Requests of a batch failed while they ran. `outputs` holds every request's output in order;
-    those that failed have `error` set."""
+    """Some requests of a batch failed while running. `outputs` holds all outputs in order; those of
+    failed requests have `error` set."""
 
     def __init__(self, message: str, outputs: Sequence[Any]) -> None:
         super().__init__(message)
@@ -166,13 +162,13 @@ class GenerationError(RequestError):
 
 
 class EngineDeadError(OctavoError):
-    """The engine has stopped and answers nothing more."""
+    """The engine has stopped."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A `did you mean` clause for error messages, or the list of what is known."""
+    """A `did you mean` clause for error messages, or the list of known names."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
         return f"did you mean '{close[0]}'?"
-    return f"known: {', '.join(names)}" if names else "none is known"
+    return f"known: {', '.join(names)}" if names else "there are none"

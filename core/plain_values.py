@@ -1,7 +1,5 @@
-"""What a YAML value may stand for: no number is read out of `true` or `"64"`, no switch out of `1`.
-
-Used by the models of the configuration and by options of plugins. A whole number may be written as
-one with a point or an exponent (`1e9`).
+"""Strict scalars for configuration and options: `true` and `"64"` are not numbers, `1` is not a
+boolean. An integer may be written with a point or an exponent (`1e9`).
 """
 
 from __future__ import annotations
@@ -13,14 +11,14 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 LEAST, LARGEST = -(2**63), 2**64 - 1
-"""Whole numbers that travel between processes."""
+"""Range of integers that messages between processes can hold."""
 
 _NAMES = {bool: "true or false", int: "an integer", float: "a number"}
 
 
 def plain_value(value: Any, annotation: Any) -> Any:
     """`value` for a field of this type. Raises `ValueError`, beginning with "expected", for a
-    scalar of another kind than the field's; what is no scalar is left to the field."""
+    scalar of another type; other values are left to the field."""
     kinds = dict.fromkeys(_kinds(annotation))
     types = {kind for kind in kinds if isinstance(kind, type)}
     if any(issubclass(kind, BaseModel) for kind in types):

@@ -1,4 +1,4 @@
-"""`SamplingParams`: what a caller asks of sampling, under vLLM's names."""
+"""`SamplingParams`, under vLLM's names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GREEDY_EPSILON = 1e-5
 MAX_SEED = 2**64 - 1
 
 MAX_N = 16384
-"""Most choices of one request: each is a request of its own in the engine."""
+"""Maximum number of choices of a request, each a sequence in the engine."""
 
 
 _SWITCHES = (
@@ -46,52 +46,39 @@ class _ParamsMeta(type(msgspec.Struct)):  # type: ignore[misc]
 
 
 class SamplingParams(msgspec.Struct, metaclass=_ParamsMeta, kw_only=True, omit_defaults=True):
-    """Parameters of one request. Everything has a default; None means "not given". What is given is
-    checked here, and what was assigned since is checked when a request is made with it.
+    """Sampling parameters of one request, validated when created and again when a request is made
+    with them. None means "not set"."""
 
-    n: choices. temperature: 0 (or tiny) is greedy. top_k: 0 and -1 are off. top_p in (0, 1].
-    min_p in [0, 1]: least probability relative to the most probable token. Penalties as vLLM's:
-    presence and frequency count output tokens, repetition counts prompt and output. logit_bias:
-    token id to added logit. bad_words: texts (`bad_words_token_ids` once tokenized) that may not
-    appear. allowed_token_ids: nothing else may appear. stop, include_stop_str_in_output: text
-    side. stop_token_ids: engine side. ignore_eos: an end token does not end. min_tokens: no end
-    token before. logprobs: number of alternatives beside the sampled token (0: only that one;
-    -1: the whole vocabulary), raw (before penalties and temperature). prompt_logprobs likewise.
-    seed: 64 bits; None: drawn by the engine. detokenize: False leaves text empty.
-    shown_special_token_ids: special tokens that stay in the text all the same.
-    structured_outputs: what the output must look like, or a mapping with the keys of
-    `StructuredOutputsParams`. extra_args: for plugins' logits processors, by processor name.
-    timeline: record what happens to the request, step by step (`RequestOutput.timeline`).
-    """
-
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
+    n: int = 1  # choices
+    temperature: float = 1.0  # 0 (or tiny): greedy
+    top_p: float = 1.0  # in (0, 1]
+    top_k: int = 0  # 0 and -1: off
+    min_p: float = 0.0  # in [0, 1], minimum probability relative to the most probable token
+    presence_penalty: float = 0.0  # of output tokens, as frequency_penalty
     frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: dict[int, float] | None = None
-    bad_words: list[str] | None = None
-    bad_words_token_ids: list[list[int]] | None = None
-    allowed_token_ids: list[int] | None = None
+    repetition_penalty: float = 1.0  # of prompt and output tokens
+    logit_bias: dict[int, float] | None = None  # token id to added logit
+    bad_words: list[str] | None = None  # strings that may not appear
+    bad_words_token_ids: list[list[int]] | None = None  # these, tokenized
+    allowed_token_ids: list[int] | None = None  # nothing else may appear
     stop: list[str] | str | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     max_tokens: int | None = 16
-    min_tokens: int = 0
+    min_tokens: int = 0  # no end token before
+    # Number of alternatives beside the sampled token (0: only that one; -1: the whole vocabulary),
+    # raw: before penalties and temperature.
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    seed: int | None = None
+    seed: int | None = None  # 64 bits; None: drawn by the engine
     skip_special_tokens: bool = True
-    shown_special_token_ids: list[int] | None = None
+    shown_special_token_ids: list[int] | None = None  # not skipped all the same
     spaces_between_special_tokens: bool = True
-    detokenize: bool = True
-    structured_outputs: StructuredOutputsParams | None = None
-    extra_args: dict[str, Any] | None = None
-    timeline: bool = False
+    detokenize: bool = True  # False leaves text empty
+    structured_outputs: StructuredOutputsParams | None = None  # or a mapping with its keys
+    extra_args: dict[str, Any] | None = None  # for plugins' logits processors, by processor name
+    timeline: bool = False  # record what happens to the request (`RequestOutput.timeline`)
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -105,8 +92,8 @@ class SamplingParams(msgspec.Struct, metaclass=_ParamsMeta, kw_only=True, omit_d
             self.structured_outputs = StructuredOutputsParams.make(self.structured_outputs)
             if self.ignore_eos:
                 raise RequestError(
-                    "ignore_eos cannot be combined with structured_outputs: the grammar says where "
-                    "the output ends",
+                    "ignore_eos cannot be combined with structured_outputs, whose grammar decides "
+                    "where the output ends",
                     param="ignore_eos",
                 )
 
@@ -138,7 +125,7 @@ class SamplingParams(msgspec.Struct, metaclass=_ParamsMeta, kw_only=True, omit_d
             if not isinstance(self.seed, Integral) or isinstance(self.seed, bool):
                 raise RequestError(f"seed must be an integer, got {self.seed!r}", param="seed")
             if not -(2**63) <= self.seed <= MAX_SEED:
-                raise RequestError(f"seed must fit into 64 bits, got {self.seed}", param="seed")
+                raise RequestError(f"seed must fit in 64 bits, got {self.seed}", param="seed")
             self.seed = int(self.seed) & MAX_SEED
 
     def _check_lists(self) -> None:
@@ -190,7 +177,7 @@ class SamplingParams(msgspec.Struct, metaclass=_ParamsMeta, kw_only=True, omit_d
             ]
 
     def checked(self) -> Self:
-        """A copy, checked like one that is new. Raises `RequestError`."""
+        """A copy, validated like a new one. Raises `RequestError`."""
         return msgspec.structs.replace(self)
 
     def clone(self) -> SamplingParams:
@@ -203,7 +190,7 @@ class SamplingParams(msgspec.Struct, metaclass=_ParamsMeta, kw_only=True, omit_d
         return self.temperature < GREEDY_EPSILON
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Refuse token ids and logprobs counts that the model's vocabulary does not have."""
+        """Raise `RequestError` for token ids and logprobs counts beyond the vocabulary."""
         named = {
             "logit_bias": self.logit_bias or (),
             "stop_token_ids": self.stop_token_ids or (),
@@ -226,7 +213,7 @@ class SamplingParams(msgspec.Struct, metaclass=_ParamsMeta, kw_only=True, omit_d
 
 
 def _items(name: str, value: Any, what: str) -> list[Any]:
-    """The items of a list or of what is like one (a tuple, a set, an array); none of None."""
+    """The items of a list, tuple, set or array; none for None."""
     if value is None:
         return []
     if isinstance(value, str | bytes | Mapping) or not hasattr(value, "__iter__"):
@@ -237,7 +224,7 @@ def _items(name: str, value: Any, what: str) -> list[Any]:
 
 
 def _integer(name: str, value: Any, low: int, high: int | None = None, *, note: str = "") -> int:
-    """The value as an `int`; NumPy's integers are taken too."""
+    """The value as an `int`; NumPy integers are accepted."""
     if type(value) is int and low <= value <= (2**63 - 1 if high is None else high):
         return value  # as nearly always
     number = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
@@ -251,7 +238,7 @@ def _integer(name: str, value: Any, low: int, high: int | None = None, *, note: 
 
 
 def _finite(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> float:
-    """The value as a `float` (an `int` stays one); NumPy's numbers are taken too."""
+    """The value as a `float` (an `int` stays one); NumPy numbers are accepted."""
     if (type(value) is float or type(value) is int) and low < value <= high:
         return value  # as nearly always
     number = isinstance(value, Real) and not isinstance(value, bool)

@@ -1,8 +1,7 @@
-"""`StructuredOutputsParams`: what an output must look like, under vLLM's names.
+"""`StructuredOutputsParams`: constraints on an output, under vLLM's names.
 
-What is wrong with a specification by itself (two kinds at once, an empty choice, text that is not
-JSON, a schema nested too deep) is refused here, at once and without a grammar engine; whether it
-can be compiled, the grammar engine says.
+A specification that is invalid by itself (two kinds at once, an empty choice, invalid JSON, deep
+nesting) is rejected here; whether it can be compiled is up to the grammar engine.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ import msgspec
 from octavo.core.errors import RequestError, nearest
 
 MAX_BYTES = 1 << 20
-"""Longest specification, in bytes of UTF-8."""
+"""Maximum size of a specification in UTF-8."""
 
 MAX_DEPTH = 64
-"""Deepest nesting of mappings and lists in a schema: compiling is at least quadratic in it."""
+"""Maximum nesting of a schema: compiling is at least quadratic in it."""
 
 PARAM = "structured_outputs"
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
@@ -29,24 +28,18 @@ KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 class StructuredOutputsParams(
     msgspec.Struct, kw_only=True, omit_defaults=True, frozen=True, forbid_unknown_fields=True
 ):
-    """Exactly one of six kinds, and how JSON is written.
+    """Exactly one of the first six, and how JSON is written. Hashable; equal ones share one
+    compiled grammar."""
 
-    json: a JSON schema as a mapping, a JSON text, or a class with `model_json_schema` (pydantic);
-    kept as text. json_object: any JSON object. regex: the whole output matches it. choice: the
-    output is one of these texts. grammar: an EBNF grammar whose first rule is `root`.
-    structural_tag: xgrammar's structural tag, a mapping or a JSON text, for texts that are partly
-    constrained (tool calls); kept as text. disable_any_whitespace: JSON on one line, with the
-    separators `", "` and `": "`, instead of a bounded amount of whitespace where JSON allows it.
-
-    Hashable; two that are equal share one compiled grammar.
-    """
-
+    # JSON schema: a mapping, JSON text, or a class with `model_json_schema`; kept as text.
     json: str | None = None
-    regex: str | None = None
-    choice: tuple[str, ...] | None = None
-    grammar: str | None = None
-    json_object: bool = False
+    regex: str | None = None  # matches the whole output
+    choice: tuple[str, ...] | None = None  # the output is one of these
+    grammar: str | None = None  # EBNF whose first rule is `root`
+    json_object: bool = False  # any JSON object
+    # xgrammar's structural tag, for output that is partly constrained (tool calls); kept as text.
     structural_tag: str | None = None
+    # JSON on one line with the separators ", " and ": ", instead of some whitespace.
     disable_any_whitespace: bool = False
 
     def __post_init__(self) -> None:
@@ -68,12 +61,12 @@ class StructuredOutputsParams(
 
     @property
     def kind(self) -> str:
-        """Which of the six it is."""
+        """Which of the six is set."""
         return next(name for name in KINDS if getattr(self, name) not in (None, False))
 
     @classmethod
     def make(cls, value: Any) -> StructuredOutputsParams:
-        """From a mapping with the same keys, or as it is. Raises `RequestError`."""
+        """From a mapping with the same keys, or an instance. Raises `RequestError`."""
         if isinstance(value, cls):
             return value
         if not isinstance(value, Mapping):
@@ -125,18 +118,18 @@ def _written(name: str, value: Any) -> str:
     try:
         text = json_text.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise _error(f"{name} cannot be written as JSON: {error}", name) from None
+        raise _error(f"{name} cannot be serialized as JSON: {error}", name) from None
     _text(name, text)
     return text
 
 
 def _check_depth(name: str, value: Any) -> None:
-    """Breadth first, so that the depth of a caller's value costs no recursion."""
+    """Breadth-first, so that a deep value cannot exhaust the stack."""
     level, depth = [value], 0
     while level:
         depth += 1
         if depth > MAX_DEPTH:
-            raise _error(f"{name} is nested too deep: at most {MAX_DEPTH} levels are taken", name)
+            raise _error(f"{name} is nested too deep (limit {MAX_DEPTH} levels)", name)
         below: list[Any] = []
         for item in level:
             if isinstance(item, Mapping):
@@ -156,12 +149,12 @@ def _choice(value: Any) -> tuple[str, ...] | None:
     for item in value:
         _text("choice", item)
     if sum(map(len, value)) > MAX_BYTES:
-        raise _error(f"choice is too long: at most {MAX_BYTES} bytes are taken", "choice")
+        raise _error(f"choice is too long (limit {MAX_BYTES} bytes)", "choice")
     return tuple(value)
 
 
 def _text(name: str, value: Any) -> None:
-    """Refuse what is not a non-empty, valid text of at most `MAX_BYTES`."""
+    """Raise for anything but a non-empty, valid string of at most `MAX_BYTES`."""
     if value is None:
         return
     if not isinstance(value, str):
@@ -171,8 +164,8 @@ def _text(name: str, value: Any) -> None:
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
-        raise _error(f"{name} is not valid Unicode: it has a lone surrogate", name) from None
+        raise _error(f"{name} is not valid Unicode (lone surrogate)", name) from None
     if size > MAX_BYTES:
-        raise _error(f"{name} has {size} bytes, at most {MAX_BYTES} are taken", name)
+        raise _error(f"{name} is too long: {size} bytes (limit {MAX_BYTES})", name)
     if "\0" in value:
-        raise _error(f"{name} must not hold the character U+0000", name)
+        raise _error(f"{name} must not contain U+0000", name)

@@ -18,8 +18,8 @@ from octavo.engine.extensions import Extensions
 from octavo.engine.host_masks import HostMasks
 from octavo.engine.observers import Observers
 from octavo.engine.scheduler.scheduler import Scheduler
-from octavo.engine.scheduler.state import Sequence as RunningSequence
-from octavo.engine.scheduler.step import InFlight
+from octavo.engine.scheduler.state import SequenceState
+from octavo.engine.scheduler.step import PendingStep
 from octavo.engine.timing import StepTiming
 
 HELD_WAIT_S = 0.01
@@ -73,7 +73,7 @@ class EngineCore:
         self._submitted: deque[_SubmittedStep] = deque()
         self._forward_version = executor.forward_version
         self._closed = False
-        scheduler.on_finished = self._record_finished
+        scheduler.live.on_finished = self._record_finished
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises `RequestError` when it can never run."""
@@ -183,7 +183,7 @@ class EngineCore:
         step: _SubmittedStep,
         result: StepResult,
         outputs: EngineOutputs,
-        planned: InFlight,
+        planned: PendingStep,
         commit_s: float,
     ) -> None:
         scheduler = self.scheduler
@@ -202,7 +202,7 @@ class EngineCore:
                 num_prefill=planned.num_prefill_tokens,
                 num_sampled=len(outputs.handles),
                 num_preempted=scheduler.num_preemptions,
-                kv=scheduler.prefix_counts.stats(),
+                kv=scheduler.cache.stats(),
                 num_swapped=scheduler.num_swapped,
                 preemptions=planned.log.records,
                 swapped_in=planned.log.swapped_in,
@@ -218,11 +218,11 @@ class EngineCore:
                 num_running=scheduler.num_running,
                 num_waiting=scheduler.num_waiting + len(self.extensions.held),
                 num_swapped=scheduler.num_swapped,
-                kv=scheduler.prefix_counts.stats(),
+                kv=scheduler.cache.stats(),
             )
         )
 
-    def _record_finished(self, sequence: RunningSequence, reason: str) -> None:
+    def _record_finished(self, sequence: SequenceState, reason: str) -> None:
         record = RequestRecord(
             request_id=sequence.request.request_id,
             handle=sequence.handle,

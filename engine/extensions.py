@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.core.contracts.engine_extension import EngineExtension, EngineState, SequenceState
+from octavo.core.contracts.engine_extension import EngineExtension, EngineState, SequenceView
 from octavo.core.errors import ContractError, OctavoError, RequestError, ReturnedWrong, nearest
 from octavo.core.messages import EngineRequest
 from octavo.engine.observers import overrides
@@ -37,12 +37,12 @@ class SchedulerState(EngineState):
     def max_num_batched_tokens(self) -> int:
         return self._scheduler.limits.max_num_batched_tokens
 
-    def sequence(self, handle: int) -> SequenceState | None:
+    def sequence(self, handle: int) -> SequenceView | None:
         sequence = self._scheduler.sequences.get(handle)
         if sequence is None:
             return None
         slots, slot = self._scheduler.slots, sequence.slot
-        return SequenceState(
+        return SequenceView(
             handle=handle,
             request_id=sequence.request.request_id,
             index=sequence.request.index,

@@ -1,4 +1,4 @@
-"""Where each value of a configuration was written, for error messages."""
+"""Where each value of a configuration came from, for error messages."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def dotted(path: Path) -> str:
 class Origin:
     """From the path of a value to the file (or `--set`) and the line that it came from.
 
-    All origins compare equal: where a value was written is not part of a configuration's value.
+    All origins compare equal: they are not part of a configuration's value.
     """
 
     def __init__(self) -> None:
         self._where: dict[Path, tuple[str, int | None]] = {}
 
     def record(self, path: Path, file: str, line: int | None = None) -> None:
-        """The value at `path` comes from there; what was known of anything below it is void."""
+        """Record where the value at `path` came from, replacing what is known below it."""
         for known in [k for k in self._where if k[: len(path)] == path]:
             del self._where[known]
         self._where[path] = (file, line)
@@ -43,11 +43,11 @@ class Origin:
         return next(below, (None, None)) if path else (None, None)
 
     def rows(self) -> list[tuple[list[str | int], str, int | None]]:
-        """All that is known, as plain data: (path, file, line)."""
+        """Everything recorded, as plain data: (path, file, line)."""
         return [(list(path), file, line) for path, (file, line) in self._where.items()]
 
     def replace(self, rows: Sequence[tuple[Sequence[str | int], str, int | None]]) -> None:
-        """Take what another process knows, as `rows` gave it."""
+        """Replace everything by the `rows` of another process."""
         self._where = {tuple(path): (file, line) for path, file, line in rows}
 
     def __eq__(self, other: object) -> bool:

@@ -110,42 +110,24 @@ class _Builder:
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[Any, Any]:
         if node.tag != "tag:yaml.org,2002:map":
             raise self._error(node, path, f"unexpected tag {node.tag}")
-        result: dict[Any, Any] = {}
-        merged: list[yaml.Node] = []
         first_lines: dict[Any, int] = {}
-        for key_node, value_node in node.value:
+        for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
-                merged.append(value_node)
                 continue
             if not isinstance(key_node, yaml.ScalarNode):
                 raise self._error(key_node, path, "mapping keys must be scalars")
             key = self._loader.construct_object(key_node)
-            line = key_node.start_mark.line + 1
-            if key in result:
-                raise self._error(
-                    key_node, (*path, key), f"duplicate key, first set on line {first_lines[key]}"
-                )
-            first_lines[key] = line
-            self.lines[*path, key] = line
+            if key in first_lines:
+                message = f"duplicate key, first set on line {first_lines[key]}"
+                raise self._error(key_node, (*path, key), message)
+            first_lines[key] = key_node.start_mark.line + 1
+        self._loader.flatten_mapping(node)  # puts the keys of `<<: *alias` before the others
+        result: dict[Any, Any] = {}
+        for key_node, value_node in node.value:
+            key = self._loader.construct_object(key_node)
+            self.lines[*path, key] = key_node.start_mark.line + 1
             result[key] = self.build(value_node, (*path, key))
-        for source in merged:
-            self._merge(source, path, result)
         return result
-
-    def _merge(self, source: yaml.Node, path: Path, result: dict[Any, Any]) -> None:
-        """Add the keys of `<<: *alias` that are not set explicitly."""
-        given = set(result)
-        values = source.value if isinstance(source, yaml.SequenceNode) else [source]
-        for value in values:
-            if not isinstance(value, yaml.MappingNode):
-                raise self._error(value, path, "`<<` expects a mapping")
-            known = dict(self.lines)
-            for key, item in self._mapping(value, path).items():
-                result.setdefault(key, item)
-            # Keys set explicitly keep their own lines.
-            self.lines.update(
-                {p: n for p, n in known.items() if p[len(path) :][:1] and p[len(path)] in given}
-            )
 
     def _error(self, node: yaml.Node, path: Path, message: str) -> ConfigError:
         return ConfigError(

@@ -27,7 +27,7 @@ from octavo.core.messages import EngineOutputs, EngineRequest, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceState:
+class SequenceView:
     """A sequence that runs or waits, as it is at this moment."""
 
     handle: int
@@ -75,7 +75,7 @@ class EngineState(ABC):
         """The token budget of a step."""
 
     @abstractmethod
-    def sequence(self, handle: int) -> SequenceState | None:
+    def sequence(self, handle: int) -> SequenceView | None:
         """A sequence; None when it has ended or is not queued."""
 
     @abstractmethod

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from octavo.core.contracts.engine_extension import (
     EngineExtension,
     EngineExtensionContext,
-    SequenceState,
+    SequenceView,
 )
 from octavo.core.contracts.kv_cache_manager import BlockState
 from octavo.core.contracts.observer import RequestRecord
@@ -71,7 +71,7 @@ def block_map(states: NDArray[np.uint8] | None, cells: int) -> dict[str, Any] | 
     return {"counts": counts, "per_cell": per_cell, "cells": shown}
 
 
-def _describe(sequence: SequenceState, now: float) -> dict[str, Any]:
+def _describe(sequence: SequenceView, now: float) -> dict[str, Any]:
     if sequence.slot < 0:
         state = "swapped" if sequence.swapped else "waiting"
     else:

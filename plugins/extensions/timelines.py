@@ -58,10 +58,10 @@ class Timelines(EngineExtension):
     """Remembers the last requests: as many as `observability.timelines` says.
 
     Events, each with `at` (seconds on the engine's clock), `index` (of the choice) and `event`:
-    `queued` (prompt_tokens, priority, user); `blocked` (on: `seat`, `tokens`, `blocks`, `queue` or
+    `queued` (prompt_tokens, priority, user); `blocked` (on: `slot`, `tokens`, `blocks`, `queue` or
     `parent`; behind: handle that is next, for `queue`) while it waits; `admitted` (step, slot,
     cached_tokens); `chunk` (step, tokens, computed: tokens done after it); `decode` (step,
-    last_step, steps: tokens); `preempted` (step, why: `blocks` or `seat`, by: the request_id that
+    last_step, steps: tokens); `preempted` (step, why: `blocks` or `slot`, by: the request_id that
     it gave way to); `finished` (reason, output_tokens). Those that last have `until`.
     """
 
@@ -165,7 +165,7 @@ class Timelines(EngineExtension):
                 continue
             facts: dict[str, Any] = {}
             if not state.num_free_slots:
-                on = "seat"
+                on = "slot"
             elif planned >= state.max_num_batched_tokens:
                 on = "tokens"
             elif head == trace.handle:

@@ -151,8 +151,9 @@ class _Process:
     @classmethod
     async def start(cls, memory: int) -> _Process:
         # What a template or a library prints is not an answer: it goes to standard error.
-        inner, connection = await asyncio.to_thread(
-            child_process.spawn_connected, _MAIN, memory, environment=_ENVIRONMENT, output=2
+        # In this thread: the kernel takes the end of the thread that forks for the parent's.
+        inner, connection = child_process.spawn_connected(
+            _MAIN, memory, environment=_ENVIRONMENT, output=2
         )
         return cls(inner, *await asyncio.open_connection(sock=connection))
 

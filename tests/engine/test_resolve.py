@@ -388,7 +388,7 @@ def test_check_choices(tmp_path):
     with pytest.raises(PluginOptionsError) as caught:
         check_choices(load_config(file), registry)
     assert str(caught.value) == (
-        f"{file}:4: scheduler.policy.weights: unknown option; none is known "
+        f"{file}:4: scheduler.policy.weights: unknown option; there are none "
         "[options of scheduler_policy 'fcfs']"
     )
     for value, message in (("true", "a number, got true"), ("'3'", "a number, got '3'")):

@@ -282,7 +282,7 @@ def test_merge_keys_and_anchors(load):
         """
     )
     assert config.logits_processors[1] == ImplementationConfig(name="b", options={"x": 1})
-    with pytest.raises(ConfigError, match=r"engine\.yaml:2: logits_processors: `<<` expects a map"):
+    with pytest.raises(ConfigError, match=r"engine\.yaml:2: not valid YAML: expected a mapping"):
         load("logits_processors:\n  <<: 3\n")
 
 

@@ -375,7 +375,7 @@ def test_options_arrive_in_the_factory():
 def test_options_for_what_has_none():
     registry = Registry.discover(objects=[Plain])
     choice = ImplementationConfig(name="plain", options={"a": 1})
-    with pytest.raises(PluginOptionsError, match=r"unknown option; none is known \[options of"):
+    with pytest.raises(PluginOptionsError, match=r"unknown option; there are none \[options of"):
         registry.select("scheduler_policy", choice)
 
 

@@ -137,7 +137,7 @@ ERRORS = [
     ),
     (
         ["config", "validate", "--set", "scheduler.policy={name: fcfs, a: 3}"],
-        "--set: scheduler.policy.a: unknown option; none is known "
+        "--set: scheduler.policy.a: unknown option; there are none "
         "[options of scheduler_policy 'fcfs']",
     ),
     (
@@ -371,8 +371,8 @@ def test_config_validate_shows_every_error(run, tmp_path):
         "octavo: engine.yaml:6: kv_cache.block_size: expected a number > 0 or 'auto', got -1",
         "octavo: engine.yaml:4: scheduler.policy: there is no scheduler_policy 'fcsf'; did you "
         "mean 'fcfs'?",
-        "octavo: engine.yaml:6: kv_cache.manager.blocks: unknown option; none is known [options of "
-        "kv_cache_manager 'paged']",
+        "octavo: engine.yaml:6: kv_cache.manager.blocks: unknown option; there are none "
+        "[options of kv_cache_manager 'paged']",
     ]
 
 
