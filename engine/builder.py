@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from octavo.core.config.models import ImplementationConfig
+from octavo.core.contracts.engine_extension import EngineExtension, EngineExtensionContext
 from octavo.core.contracts.executor import (
     Executor,
     ExecutorContext,
     WarmUp,
     Worker,
-    WorkerChoice,
     WorkerReport,
 )
 from octavo.core.contracts.logits_processor import HostLogitsProcessor, LogitsProcessorContext
@@ -25,13 +26,13 @@ from octavo.core.errors import ConfigError
 from octavo.core.registry.faults import PluginTimes
 from octavo.engine.core import EngineCore
 from octavo.engine.device import limit_spinning
-from octavo.engine.grammar.setup import make_grammars
-from octavo.engine.kv import Room, check_length, make_manager, size_pools
+from octavo.engine.extensions import SchedulerState
+from octavo.engine.kv import Pools, Room, check_length, make_manager, size_pools
 from octavo.engine.observers import Observers
-from octavo.engine.report import PluginChoice, StartupReport
+from octavo.engine.report import StartupReport, plugin_choices
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step import SchedulerLimits
-from octavo.frontend.assembly import make_tokenizer
+from octavo.engine.tokenizer import make_tokenizer
 
 if TYPE_CHECKING:
     from octavo.core.registry import Registry
@@ -41,6 +42,13 @@ DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
 """`max_num_batched_tokens: auto` where nothing was measured, by device."""
 
 Progress = Callable[[str], None]
+
+
+class TokenBudget(NamedTuple):
+    """`max_num_batched_tokens`, and why it is so many."""
+
+    max_num_batched_tokens: int
+    reason: str
 
 
 def build_engine(
@@ -94,12 +102,9 @@ def _build(
     *,
     tokenizer: Tokenizer | None,
 ) -> EngineCore:
-    config = resolved.config
     worker = executor.start()
-    budget, budget_reason = _token_budget(resolved, worker)
-    max_num_seqs = min(config.scheduler.max_num_seqs, budget)
-    max_model_len, block_size = _settled(resolved)
-    room = Room(max_num_seqs, max_model_len, block_size)
+    budget = _token_budget(resolved, worker)
+    room = _room(resolved, budget.max_num_batched_tokens)
     preemption: PreemptionPolicy = registry.create(
         resolved.selections["preemption_policy"],
         PreemptionPolicyContext(block_bytes=worker.block_bytes),
@@ -107,16 +112,54 @@ def _build(
     pools = size_pools(resolved, worker, room, preemption)
     groups = 1 + max(spec.group for spec in worker.kv_specs)
     kv = make_manager(resolved, registry, pools, room, groups)
-    most = kv.fits(max_model_len)
+    most = kv.fits(room.max_model_len)
     check_length(resolved, worker, pools, room, most)
-    tell(f"making a KV cache of {pools.num_blocks * block_size:,} tokens")
+    tell(f"making a KV cache of {pools.num_blocks * room.block_size:,} tokens")
+    warm = _allocate(executor, pools)
+    report = _report(resolved, worker, warm, budget=budget, room=room, pools=pools, longest=most)
+    policy = _make_policy(resolved, registry, room, budget.max_num_batched_tokens, clock)
+    limits = _limits(resolved, worker, room, budget.max_num_batched_tokens)
+    scheduler = Scheduler(limits, kv, policy, preemption, clock)
+    processors = _host_processors(resolved, registry, limits)
+    with contextlib.ExitStack() as on_failure:
+        observers = _observers(resolved, registry, report, on_failure)
+        extensions = _extensions(resolved, registry, scheduler, tokenizer, on_failure)
+        engine = EngineCore(
+            scheduler,
+            executor,
+            host_processors=processors,
+            observers=observers,
+            extensions=extensions,
+            owners=registry.owners,
+        )
+        on_failure.pop_all()  # from here on the engine closes them
+    engine.report, engine.resolved = report, resolved
+    return engine
+
+
+def _allocate(executor: Executor, pools: Pools) -> WarmUp:
+    """Allocate the KV pools and warm up; what the allocation alone took is among the phases."""
     started = time.perf_counter()
     # One block more: the null block.
     warm = executor.allocate_kv(pools.num_blocks + 1, pools.num_host_blocks) or WarmUp()
     took = time.perf_counter() - started - sum(warm.phases.values())
-    phases = {**worker.phases, "kv cache": max(0.0, took), **warm.phases}
-    report = StartupReport(
-        source=config.model.source,
+    return replace(warm, phases={"kv cache": max(0.0, took), **warm.phases})
+
+
+def _report(
+    resolved: Resolved,
+    worker: WorkerReport,
+    warm: WarmUp,
+    *,
+    budget: TokenBudget,
+    room: Room,
+    pools: Pools,
+    longest: int | None,
+) -> StartupReport:
+    """longest: tokens of a sequence that fit into the KV cache; None: any number."""
+    lost = dict.fromkeys(text for s in resolved.selections.values() for text in s.lost)
+    return StartupReport(
+        source=resolved.config.model.source,
         architecture=str((resolved.model_config.get("architectures") or ["?"])[0]),
         dtype=worker.dtype,
         device=resolved.platform.device,
@@ -126,86 +169,62 @@ def _build(
         activation_bytes=worker.activation_bytes,
         kv_bytes=pools.num_blocks * worker.block_bytes,
         num_blocks=pools.num_blocks,
-        block_size=block_size,
-        max_model_len=max_model_len,
-        max_sequence_tokens=max_model_len if most is None else most,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=budget,
-        budget_reason=budget_reason,
+        block_size=room.block_size,
+        max_model_len=room.max_model_len,
+        max_sequence_tokens=room.max_model_len if longest is None else longest,
+        max_num_seqs=room.max_num_seqs,
+        max_num_batched_tokens=budget.max_num_batched_tokens,
+        budget_reason=budget.reason,
         pool_reason=pools.reason,
         num_swap_blocks=pools.num_swap_blocks,
         num_host_cache_blocks=pools.num_host_cache_blocks,
-        plugins=_choices(resolved, worker),
-        phases=phases,
-        notes=(*worker.notes, *warm.notes, *_lost(resolved), *_pool_notes(most, max_model_len)),
+        plugins=plugin_choices(resolved, worker),
+        phases={**worker.phases, **warm.phases},
+        notes=(*worker.notes, *warm.notes, *lost, *_pool_notes(longest, room.max_model_len)),
         num_graphs=warm.num_graphs,
         graph_bytes=warm.graph_bytes,
         graph_bytes_estimated=worker.graph_bytes,
         memory=worker.memory,
     )
 
-    def make_policy(choice: Any) -> SchedulerPolicy:
+
+def _make_policy(
+    resolved: Resolved, registry: Registry, room: Room, budget: int, clock: Callable[[], float]
+) -> SchedulerPolicy:
+    def make(choice: Any) -> SchedulerPolicy:
+        """The configured policy for None, or one that it is composed of."""
         selection = resolved.selections["scheduler_policy"]
         if choice is not None:
             selection = registry.select(
                 "scheduler_policy", ImplementationConfig.model_validate(choice)
             )
         policy: SchedulerPolicy = registry.create(
-            selection, SchedulerPolicyContext(max_num_seqs, budget, clock, make_policy)
+            selection, SchedulerPolicyContext(room.max_num_seqs, budget, clock, make)
         )
         return policy
 
-    scheduler = Scheduler(
-        SchedulerLimits(
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=budget,
-            max_model_len=max_model_len,
-            vocab_size=worker.vocab_size,
-            block_size=block_size,
-            max_chunk_tokens=config.scheduler.max_chunk_tokens,
-            chunked_prefill=config.scheduler.chunked_prefill,
-        ),
-        kv,
-        make_policy(None),
-        preemption,
-        clock,
-    )
-    processors = _host_processors(
-        resolved, registry, worker.vocab_size, max_num_seqs, max_model_len
-    )
-    with contextlib.ExitStack() as on_failure:
-        observers = _observers(resolved, registry, report, on_failure)
-        grammars = make_grammars(
-            resolved,
-            registry,
-            worker.vocab_size,
-            lambda: tokenizer or make_tokenizer(resolved, registry),
-        )
-        on_failure.callback(grammars.close)
-        engine = EngineCore(
-            scheduler,
-            executor,
-            host_processors=processors,
-            observers=observers,
-            report=report,
-            resolved=resolved,
-            clock=clock,
-            timelines=config.observability.timelines,
-            grammars=grammars,
-            owners=registry.owners,
-            plugin_times=registry.times,
-        )
-        on_failure.pop_all()  # from here on the engine closes them
-    return engine
+    return make(None)
 
 
-def _settled(resolved: Resolved) -> tuple[int, int]:
-    """max_model_len and block_size, which `resolve` has made concrete."""
+def _limits(resolved: Resolved, worker: WorkerReport, room: Room, budget: int) -> SchedulerLimits:
+    return SchedulerLimits(
+        max_num_seqs=room.max_num_seqs,
+        max_num_batched_tokens=budget,
+        max_model_len=room.max_model_len,
+        vocab_size=worker.vocab_size,
+        block_size=room.block_size,
+        max_chunk_tokens=resolved.config.scheduler.max_chunk_tokens,
+        chunked_prefill=resolved.config.scheduler.chunked_prefill,
+    )
+
+
+def _room(resolved: Resolved, budget: int) -> Room:
+    """What `resolve` has made concrete; no more sequences than a step has tokens."""
     max_model_len = resolved.config.model.max_model_len
     block_size = resolved.config.kv_cache.block_size
     assert max_model_len is not None, "resolve() left max_model_len open"
     assert isinstance(block_size, int), "resolve() left block_size open"
-    return max_model_len, block_size
+    return Room(min(resolved.config.scheduler.max_num_seqs, budget), max_model_len, block_size)
 
 
 def _threads(resolved: Resolved) -> int | None:
@@ -213,14 +232,14 @@ def _threads(resolved: Resolved) -> int | None:
     return threads if isinstance(threads, int) else None
 
 
-def _token_budget(resolved: Resolved, worker: WorkerReport) -> tuple[int, str]:
+def _token_budget(resolved: Resolved, worker: WorkerReport) -> TokenBudget:
     wanted = resolved.config.scheduler.max_num_batched_tokens
     if isinstance(wanted, int):
         if wanted < 1:
             raise ConfigError(
                 f"must be at least 1, got {wanted}", path="scheduler.max_num_batched_tokens"
             )
-        return wanted, "as configured"
+        return TokenBudget(wanted, "as configured")
     if worker.step_token_limit is not None:
         budget, reason = worker.step_token_limit, "measured: what half a second computes"
     else:
@@ -232,12 +251,7 @@ def _token_budget(resolved: Resolved, worker: WorkerReport) -> tuple[int, str]:
         budget, reason = scheduler.max_num_seqs, f"one token for each of max_num_seqs ({reason})"
     if not scheduler.chunked_prefill and longest > budget:
         budget, reason = longest, f"a whole prompt, without chunked prefill ({reason})"
-    return budget, reason
-
-
-def _lost(resolved: Resolved) -> Iterable[str]:
-    """What users miss of implementations that cannot be used here, each once."""
-    return dict.fromkeys(text for s in resolved.selections.values() for text in s.lost)
+    return TokenBudget(budget, reason)
 
 
 def _pool_notes(most: int | None, max_model_len: int) -> list[str]:
@@ -250,79 +264,56 @@ def _pool_notes(most: int | None, max_model_len: int) -> list[str]:
     ]
 
 
-def _choices(resolved: Resolved, worker: WorkerReport) -> tuple[PluginChoice, ...]:
-    """Every plugin in use, with what the worker decided in place of what was planned."""
-    listed = [
-        (selection.registered.declared.config_path, selection)
-        for selection in resolved.selections.values()
-    ]
-    if resolved.prefill_attention is not None:
-        # `selections` has the one for decodes.
-        listed = [item for item in listed if item[1].kind != "attention_backend"]
-        listed += [
-            ("attention.prefill", resolved.prefill_attention),
-            ("attention.decode", resolved.selections["attention_backend"]),
-        ]
-    for key, selections in (
-        ("logits_processors", resolved.logits_processors),
-        ("observers", resolved.observers),
-    ):
-        listed += [(f"{key}[{index}]", selection) for index, selection in enumerate(selections)]
-    choices = []
-    for path, selection in listed:
-        kind = selection.kind
-        if path in ("attention.prefill", "attention.decode"):
-            kind = f"{kind} ({path.partition('.')[2]})"
-        used = worker.choices.get(kind) or WorkerChoice(
-            name=selection.name,
-            reason=resolved.reasons.get(path, selection.reason),
-            distribution=selection.registered.distribution or "",
-        )
-        name = used.name
-        if hasattr(selection.options, "choices"):
-            parts = ", ".join(choice.name for choice in selection.options.choices())
-            name = f"{name} [{parts}]"
-        others = [item for item in selection.rejected if item[0] != used.name]
-        choices.append(
-            PluginChoice(
-                kind=kind,
-                name=name,
-                reason=used.reason,
-                distribution=used.distribution,
-                rejected=(*used.refused, *others),
-            )
-        )
-    return tuple(choices)
-
-
 def _host_processors(
-    resolved: Resolved,
-    registry: Registry,
-    vocab_size: int,
-    max_num_seqs: int,
-    max_model_len: int,
+    resolved: Resolved, registry: Registry, limits: SchedulerLimits
 ) -> list[HostLogitsProcessor]:
     """Those of the configured logits processors that run in this process."""
-    context = LogitsProcessorContext(vocab_size, max_num_seqs, max_model_len)
-    made: list[HostLogitsProcessor] = []
+    context = LogitsProcessorContext(limits.vocab_size, limits.max_num_seqs, limits.max_model_len)
+    processors: list[HostLogitsProcessor] = []
     for selection in resolved.logits_processors:
         factory = registry.factory(selection)
         if isinstance(factory, type) and not issubclass(factory, HostLogitsProcessor):
             continue  # the worker's
         processor = registry.create(selection, context)
         if isinstance(processor, HostLogitsProcessor):
-            made.append(processor)
-    return made
+            processors.append(processor)
+    return processors
 
 
 def _observers(
     resolved: Resolved, registry: Registry, report: StartupReport, on_failure: contextlib.ExitStack
 ) -> list[tuple[str, Observer]]:
-    """Made in order; each is left to `on_failure` to be closed."""
+    """Created in order; each is left to `on_failure` to be closed."""
     context = ObserverContext(report=report.as_dict())
-    made: list[tuple[str, Observer]] = []
+    observers: list[tuple[str, Observer]] = []
     for selection in resolved.observers:
         observer: Observer = registry.create(selection, context)
-        made.append((selection.registered.label, observer))
-        on_failure.callback(Observers(made[-1:]).close)
-    return made
+        observers.append((selection.registered.label, observer))
+        on_failure.callback(Observers(observers[-1:]).close)
+    return observers
+
+
+def _extensions(
+    resolved: Resolved,
+    registry: Registry,
+    scheduler: Scheduler,
+    tokenizer: Tokenizer | None,
+    on_failure: contextlib.ExitStack,
+) -> list[EngineExtension]:
+    """Likewise."""
+    context = EngineExtensionContext(
+        state=SchedulerState(scheduler),
+        clock=scheduler.clock,
+        vocab_size=scheduler.limits.vocab_size,
+        config=resolved.config.model_dump(mode="json"),
+        selections=resolved.selections,
+        create=registry.create,
+        make_tokenizer=lambda: tokenizer or make_tokenizer(resolved, registry),
+        plugin_times=registry.times.summary if registry.times is not None else dict,
+    )
+    extensions: list[EngineExtension] = []
+    for selection in resolved.extensions:
+        extension: EngineExtension = registry.create(selection, context)
+        extensions.append(extension)
+        on_failure.callback(extension.close)
+    return extensions

@@ -330,6 +330,10 @@ class EngineConfig(BaseConfig):
         default_factory=StructuredOutputsConfig, description="Structured output."
     )
     observers: Once = Field(default_factory=list, description="Observers.")
+    extensions: Once = Field(
+        default_factory=list,
+        description="Engine extensions in addition to the built-in ones, in order.",
+    )
     observability: ObservabilityConfig = Field(
         default_factory=ObservabilityConfig, description="Metrics and logging."
     )

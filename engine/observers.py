@@ -16,9 +16,9 @@ class Observers:
 
     def __init__(self, observers: Sequence[tuple[str, Observer]]) -> None:
         self._all = observers
-        self._on_step = [(n, o.on_step) for n, o in observers if _overrides(o, "on_step")]
-        self._on_state = [(n, o.on_state) for n, o in observers if _overrides(o, "on_state")]
-        self._on_request = [(n, o.on_request) for n, o in observers if _overrides(o, "on_request")]
+        self._on_step = _bound(observers, "on_step")
+        self._on_state = _bound(observers, "on_state")
+        self._on_request = _bound(observers, "on_request")
         self.num_failures: dict[str, int] = {}
 
     @property
@@ -55,5 +55,13 @@ class Observers:
                 logger.exception("observer '%s' failed; further failures are only counted", name)
 
 
-def _overrides(observer: Observer, method: str) -> bool:
-    return getattr(type(observer), method) is not getattr(Observer, method)
+def _bound(
+    observers: Sequence[tuple[str, Observer]], method: str
+) -> list[tuple[str, Callable[..., None]]]:
+    """(name, method) of the observers that override it."""
+    return [(n, getattr(o, method)) for n, o in observers if overrides(o, Observer, method)]
+
+
+def overrides(implementation: object, contract: type, method: str) -> bool:
+    """Whether an object's class has a method of its own in place of the contract's default."""
+    return getattr(type(implementation), method) is not getattr(contract, method)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo.core.byte_sizes import size
-from octavo.core.contracts.executor import DeviceMemory
+from octavo.core.contracts.executor import DeviceMemory, WorkerChoice, WorkerReport
 from octavo.engine.capacity import breakdown
+
+if TYPE_CHECKING:
+    from octavo.engine.resolve import Resolved
 
 
 @dataclass(frozen=True)
@@ -117,3 +120,49 @@ class StartupReport:
         out.append(f"start      {spent}")
         out.extend(f"note       {note}" for note in self.notes)
         return out
+
+
+def plugin_choices(resolved: Resolved, worker: WorkerReport) -> tuple[PluginChoice, ...]:
+    """Every plugin in use, with what the worker decided in place of what was planned."""
+    listed = [
+        (selection.registered.declared.config_path, selection)
+        for selection in resolved.selections.values()
+    ]
+    if resolved.prefill_attention is not None:
+        # `selections` has the one for decodes.
+        listed = [item for item in listed if item[1].kind != "attention_backend"]
+        listed += [
+            ("attention.prefill", resolved.prefill_attention),
+            ("attention.decode", resolved.selections["attention_backend"]),
+        ]
+    for key, selections in (
+        ("logits_processors", resolved.logits_processors),
+        ("observers", resolved.observers),
+        ("extensions", resolved.extensions),
+    ):
+        listed += [(f"{key}[{index}]", selection) for index, selection in enumerate(selections)]
+    choices = []
+    for path, selection in listed:
+        kind = selection.kind
+        if path in ("attention.prefill", "attention.decode"):
+            kind = f"{kind} ({path.partition('.')[2]})"
+        used = worker.choices.get(kind) or WorkerChoice(
+            name=selection.name,
+            reason=resolved.reasons.get(path, selection.reason),
+            distribution=selection.registered.distribution or "",
+        )
+        name = used.name
+        if hasattr(selection.options, "choices"):
+            parts = ", ".join(choice.name for choice in selection.options.choices())
+            name = f"{name} [{parts}]"
+        others = [item for item in selection.rejected if item[0] != used.name]
+        choices.append(
+            PluginChoice(
+                kind=kind,
+                name=name,
+                reason=used.reason,
+                distribution=used.distribution,
+                rejected=(*used.refused, *others),
+            )
+        )
+    return tuple(choices)

@@ -31,7 +31,11 @@ from octavo.engine.auto_values import NEEDS_MODEL, auto_values, read_chat_templa
 from octavo.engine.config import PHASES, EngineConfig
 from octavo.engine.device import cpu_threads, detect_platform
 
-LISTS = {"logits_processor": "logits_processors", "observer": "observers"}
+LISTS = {
+    "logits_processor": "logits_processors",
+    "observer": "observers",
+    "engine_extension": "extensions",
+}
 _BY_MODEL = ("weight_source", "tokenizer", "model", "quantization")
 
 
@@ -72,6 +76,7 @@ class Resolved:
     prefill_attention: Selection | None = None
     logits_processors: list[Selection] = field(default_factory=list)
     observers: list[Selection] = field(default_factory=list)
+    extensions: list[Selection] = field(default_factory=list)
     model_config: dict[str, Any] = field(default_factory=dict)
     generation_config: dict[str, Any] = field(default_factory=dict)
     weight_source: WeightSource | None = None

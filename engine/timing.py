@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from octavo.core.messages import StepResult
+
 PHASES = ("schedule", "prepare", "forward", "sample", "commit")
 _KEPT = 16384
 
@@ -18,10 +20,10 @@ class StepTiming:
         self._total = np.zeros(len(PHASES))
         self.num_steps = 0
 
-    def record(self, *seconds: float) -> None:
-        """Seconds of one step in the order of `PHASES`."""
+    def record(self, schedule_s: float, result: StepResult, commit_s: float) -> None:
+        """One step. Seconds; the result has those of the phases in between."""
         row = self._ring[self.num_steps % _KEPT]
-        row[:] = seconds
+        row[:] = schedule_s, result.prepare_s, result.forward_s, result.sample_s, commit_s
         self._total += row
         self.num_steps += 1
 

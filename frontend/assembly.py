@@ -10,8 +10,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from octavo.core.contracts.tokenizer import Tokenizer, TokenizerContext
-from octavo.core.errors import ConfigError, ModelNotFound, PluginError
+from octavo.core.contracts.tokenizer import Tokenizer
+from octavo.core.errors import ConfigError, PluginError
 from octavo.frontend.text.inputs import InputProcessor
 
 if TYPE_CHECKING:
@@ -62,26 +62,6 @@ def configure(
         load=known.load, disable=known.disable, only=known.only, objects=plugins
     )
     return settings, registry
-
-
-def make_tokenizer(resolved: Resolved, registry: Registry) -> Tokenizer:
-    """The tokenizer that the configuration selects."""
-    folder = resolved.tokenizer_dir
-    if folder is None:
-        raise ModelNotFound(
-            f"'{resolved.config.model.source}' comes without tokenizer files: set model.tokenizer"
-        )
-    context = TokenizerContext(
-        folder=folder,
-        config=resolved.model_config,
-        generation_config=resolved.generation_config,
-        trust_remote_code=resolved.config.model.trust_remote_code,
-        chat_template=resolved.config.model.chat_template,
-        content_format=resolved.config.model.chat_template_content_format,
-    )
-    tokenizer = registry.create(resolved.selections["tokenizer"], context)
-    assert isinstance(tokenizer, Tokenizer)
-    return tokenizer
 
 
 def make_inputs(resolved: Resolved, tokenizer: Tokenizer) -> InputProcessor:

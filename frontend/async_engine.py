@@ -175,13 +175,13 @@ class AsyncEngine(ABC):
         return metrics
 
     async def overview(self, cells: int = 1024, requests: int = 32) -> dict[str, Any]:
-        """KV blocks, live and recent requests, for people; see `EngineCore.overview`."""
-        seen: dict[str, Any] = await self._call("overview", cells, requests)
+        """KV blocks, live and recent requests, for people; see docs/metrics.md."""
+        seen: dict[str, Any] = await self._call("query", "overview", cells, requests)
         return seen
 
     async def timeline(self, request_id: str) -> list[dict[str, Any]] | None:
         """What happened to a request, event by event; None when nothing was recorded of it."""
-        events: list[dict[str, Any]] | None = await self._call("timeline", request_id)
+        events: list[dict[str, Any]] | None = await self._call("query", "timeline", request_id)
         return events
 
     async def reset_prefix_cache(self) -> bool:

@@ -55,6 +55,7 @@ class AsyncLLM(AsyncEngine):
     ) -> None:
         def parts() -> Parts:
             from octavo.engine.resolve import resolve
+            from octavo.engine.tokenizer import make_tokenizer
             from octavo.frontend import assembly
 
             named = tokenizer if isinstance(tokenizer, str) else None
@@ -64,7 +65,7 @@ class AsyncLLM(AsyncEngine):
             resolved = resolve(settings, registry)
             loaded = tokenizer
             if not isinstance(loaded, Tokenizer):
-                loaded = assembly.make_tokenizer(resolved, registry)
+                loaded = make_tokenizer(resolved, registry)
             client = ThreadClient(lambda: assembly.build(resolved, registry, progress, loaded))
             return client, assembly.make_inputs(resolved, loaded)
 

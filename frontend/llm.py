@@ -54,6 +54,7 @@ class LLM:
         **keywords: Any,
     ) -> None:
         from octavo.engine.resolve import resolve
+        from octavo.engine.tokenizer import make_tokenizer
         from octavo.frontend import assembly
 
         named = tokenizer if isinstance(tokenizer, str) else None
@@ -62,7 +63,7 @@ class LLM:
         )
         resolved = resolve(settings, registry)
         if not isinstance(tokenizer, Tokenizer):
-            tokenizer = assembly.make_tokenizer(resolved, registry)
+            tokenizer = make_tokenizer(resolved, registry)
         inputs = assembly.make_inputs(resolved, tokenizer)
         self._set_up(assembly.build(resolved, registry, progress, tokenizer), inputs)
 
@@ -287,7 +288,7 @@ class LLM:
 
     def _add_timeline(self, prepared: PreparedRequest, output: RequestOutput | None) -> None:
         if output is not None and output.finished and prepared.sampling.timeline:
-            output.timeline = self._client.call("timeline", prepared.request_id).result()
+            output.timeline = self._client.call("query", "timeline", prepared.request_id).result()
 
     def _prepare(
         self, prompt: Prompt, sampling: SamplingParams | None, priority: int = 0

@@ -155,6 +155,7 @@ def text_side(settled: wire.Settled, registry: Registry) -> InputProcessor:
     from octavo.core.contracts import Platform, ProbeContext
     from octavo.engine.config import EngineConfig
     from octavo.engine.resolve import Resolved
+    from octavo.engine.tokenizer import make_tokenizer
     from octavo.frontend import assembly
 
     config = config_model(EngineConfig).model_validate(settled.config)
@@ -176,4 +177,4 @@ def text_side(settled: wire.Settled, registry: Registry) -> InputProcessor:
         tokenizer_dir=folder,
         chat_template=settled.chat_template,
     )
-    return assembly.make_inputs(resolved, assembly.make_tokenizer(resolved, registry))
+    return assembly.make_inputs(resolved, make_tokenizer(resolved, registry))

@@ -68,3 +68,10 @@ def octavo_observers() -> list[Provider[Any]]:
     from octavo.plugins.observers import PROVIDERS
 
     return PROVIDERS
+
+
+@hookimpl
+def octavo_engine_extensions() -> list[Provider[Any]]:
+    from octavo.plugins.extensions import PROVIDERS
+
+    return PROVIDERS

@@ -26,6 +26,7 @@ _WHERE = {
     "LogitsProcessorSuite": f"{_CONFORMANCE}.logits_processor",
     "ModelSuite": f"{_CONFORMANCE}.model",
     "ObserverSuite": f"{_CONFORMANCE}.observer",
+    "EngineExtensionSuite": f"{_CONFORMANCE}.engine_extension",
     "PreemptionPolicySuite": f"{_CONFORMANCE}.preemption_policy",
     "QuantizationSuite": f"{_CONFORMANCE}.quantization",
     "ReasoningParserSuite": f"{_SERVER}.reasoning_parser",
@@ -50,6 +51,7 @@ _WHERE = {
 __all__ = [
     "AttentionBackendSuite",
     "ConformanceSuite",
+    "EngineExtensionSuite",
     "EvictionPolicySuite",
     "ExecutorSuite",
     "GrammarEngineSuite",
@@ -88,6 +90,7 @@ if TYPE_CHECKING:
         run_suite,
     )
     from octavo.testing.conformance.device import asynchronous_device, waiting_allowed
+    from octavo.testing.conformance.engine_extension import EngineExtensionSuite
     from octavo.testing.conformance.eviction_policy import EvictionPolicySuite
     from octavo.testing.conformance.executor import ExecutorSuite
     from octavo.testing.conformance.grammar_engine import GrammarEngineSuite

@@ -8,6 +8,7 @@ from octavo.core.registry import Registered
 from octavo.core.sampling_params import SamplingParams
 from octavo.testing.conformance.attention_backend import AttentionBackendSuite
 from octavo.testing.conformance.base import registry
+from octavo.testing.conformance.engine_extension import EngineExtensionSuite
 from octavo.testing.conformance.eviction_policy import EvictionPolicySuite
 from octavo.testing.conformance.executor import ExecutorSuite
 from octavo.testing.conformance.grammar_engine import GrammarEngineSuite
@@ -246,6 +247,23 @@ class TestNoGrammar(GrammarEngineSuite):
 class TestStepTrace(ObserverSuite):
     entry = known("observer", "step_trace")
     options = {"path": os.devnull}
+
+
+class TestStructuredOutput(EngineExtensionSuite):
+    entry = known("engine_extension", "structured_output")
+
+
+class TestTimelines(EngineExtensionSuite):
+    entry = known("engine_extension", "timelines")
+    config = {"observability": {"timelines": 20}}
+
+
+class TestOverview(EngineExtensionSuite):
+    entry = known("engine_extension", "overview")
+
+
+class TestPluginTimes(EngineExtensionSuite):
+    entry = known("engine_extension", "plugin_times")
 
 
 class TestPrometheus(ObserverSuite):

@@ -6,13 +6,15 @@ Parts are chosen by name from the registry, or given as objects.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 
 from octavo.core.config.models import COMPOSED, ImplementationConfig
+from octavo.core.contracts.engine_extension import EngineExtensionContext
 from octavo.core.contracts.eviction_policy import EvictionPolicyContext
 from octavo.core.contracts.kv_cache_manager import KVCacheManagerContext
 from octavo.core.contracts.preemption_policy import PreemptionPolicyContext
@@ -21,6 +23,7 @@ from octavo.core.messages import EngineRequest
 from octavo.core.registry import Registry
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.core import EngineCore
+from octavo.engine.extensions import SchedulerState
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step import SchedulerLimits
 from octavo.testing.fake_worker import FakeExecutor, FakeWorker
@@ -35,7 +38,10 @@ def _registry() -> Registry:
 
 
 def _part(kind: str, part: Any, context: Any) -> Any:
-    """A plugin by name (with options), or the object itself."""
+    """A plugin by name (with options), what a function makes for the context, or the object
+    itself."""
+    if isinstance(part, FunctionType | MethodType):
+        return part(context)
     if isinstance(part, list):
         part = {"name": COMPOSED, "policies": part}
     if not isinstance(part, str | dict | ImplementationConfig):
@@ -62,10 +68,13 @@ def make_fake_engine(
     chunked_prefill: bool = True,
     max_chunk: int | None = None,
     clock: Callable[[], float] | None = None,
+    extensions: Sequence[Any] = ("structured_output", "timelines", "overview"),
+    config: Mapping[str, Any] | None = None,
     **core: Any,
 ) -> EngineCore:
     """An engine around a `FakeWorker`. clock: seconds; by default one that ticks once a call.
-    `core` goes to `EngineCore` (observers, ...)."""
+    config: what extensions see of the configuration. `core` goes to `EngineCore` (observers, ...).
+    """
     ticks = itertools.count()
     now = clock or (lambda: float(next(ticks)))
 
@@ -101,7 +110,11 @@ def make_fake_engine(
         _part("preemption_policy", preemption, PreemptionPolicyContext(1)),
         now,
     )
-    return EngineCore(scheduler, executor, clock=now, **core)
+    context = EngineExtensionContext(
+        SchedulerState(scheduler), now, worker.vocab_size, config=config or {}
+    )
+    made = [_part("engine_extension", extension, context) for extension in extensions]
+    return EngineCore(scheduler, executor, extensions=made, **core)
 
 
 def request(

@@ -134,6 +134,12 @@ RECIPES: dict[str, Recipe] = {
     "route": Recipe(
         "says what is served", "ExampleRoutes", "routes: [{name}]", templates=_SERVER_TEMPLATES
     ),
+    "engine_extension": Recipe(
+        "limits the requests of a user that run at once",
+        "ExampleExtension",
+        "extensions: [{name}]",
+        '    options = {"per_user": 2}\n',
+    ),
     "observer": Recipe("counts tokens", "ExampleObserver", "observers: [{name}]"),
 }
 

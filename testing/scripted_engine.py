@@ -109,11 +109,12 @@ class ScriptedEngine:
     def metrics(self) -> dict[str, Any]:
         return {"steps": self.steps, "num_running": len(self.requests)}
 
-    def overview(self, cells: int, requests: int) -> dict[str, Any]:
-        return {"now": 0.0, "blocks": None, "live": [], "recent": []}
-
-    def timeline(self, request_id: str) -> list[dict[str, Any]] | None:
-        return None
+    def query(self, name: str, *args: Any) -> Any:
+        answers: dict[str, Any] = {
+            "overview": {"now": 0.0, "blocks": None, "live": [], "recent": []},
+            "timeline": None,
+        }
+        return answers[name]
 
     def reset_prefix_cache(self) -> bool:
         return not self.requests

@@ -184,7 +184,8 @@ class EngineChild:
         if call.token_ids is not None:
             return call.token_ids
         if self._inputs is None:
-            from octavo.frontend.assembly import make_inputs, make_tokenizer
+            from octavo.engine.tokenizer import make_tokenizer
+            from octavo.frontend.assembly import make_inputs
 
             tokenizer = make_tokenizer(self._resolved, self._registry)
             self._inputs = make_inputs(self._resolved, tokenizer)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from octavo.core.contracts import (
     attention_backend,
+    engine_extension,
     eviction_policy,
     executor,
     grammar_engine,
@@ -56,6 +57,7 @@ KINDS: dict[str, Kind] = {
         logits_processor,
         grammar_engine,
         observer,
+        engine_extension,
     )
 }
 """By name, in the order in which `auto` is settled."""

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
@@ -18,8 +18,10 @@ from octavo.core.messages import EngineOutputs, only_finished, refused
 from octavo.engine.process import wire
 from octavo.engine.process.folder import address, remove_folder
 from octavo.engine.process.split import adopt, globally, split
-from octavo.frontend.client import Engine
 from octavo.kernels.child_process import watch_parent
+
+if TYPE_CHECKING:
+    from octavo.engine.core import EngineCore
 
 logger = logging.getLogger(__name__)
 
@@ -97,12 +99,12 @@ class Host:
         message = self._incoming.decode(data)
         return message if isinstance(message, wire.Start) else None
 
-    def _build(self, start: wire.Start) -> Engine:
+    def _build(self, start: wire.Start) -> EngineCore:
         from octavo.core.config import load_config
         from octavo.core.registry import Registry
+        from octavo.engine.builder import build_engine
         from octavo.engine.config import EngineConfig
         from octavo.engine.resolve import resolve
-        from octavo.frontend import assembly
 
         config = load_config(EngineConfig, mapping=start.config)
         config.origin.replace(start.origin)
@@ -120,14 +122,14 @@ class Host:
                 chat_template=resolved.chat_template,
             ),
         )
-        return assembly.build(resolved, registry, self._progress)
+        return build_engine(resolved, registry, self._progress)
 
     def _progress(self, text: str) -> None:
         self._tell(wire.OWNER, wire.Progress(text))
 
     # ---- the loop --------------------------------------------------------------------------------
 
-    def _serve(self, engine: Engine) -> None:
+    def _serve(self, engine: EngineCore) -> None:
         """Messages are taken between steps; without work the process sleeps until one comes."""
         while True:
             if not engine.has_work():
@@ -145,7 +147,7 @@ class Host:
         except zmq.Again:
             return None
 
-    def _take(self, engine: Engine, frames: list[bytes]) -> None:
+    def _take(self, engine: EngineCore, frames: list[bytes]) -> None:
         name, data = frames
         message = self._incoming.decode(data)
         match message:
@@ -173,14 +175,14 @@ class Host:
             self._clients[name], self._names[number] = number, name
             self._live[number] = set()
 
-    def _forget(self, engine: Engine, name: bytes) -> None:
+    def _forget(self, engine: EngineCore, name: bytes) -> None:
         number = self._clients.pop(name, None)
         if number is not None:
             engine.abort(sorted(self._live.pop(number)))
             # The number stays taken, so that no later front end is taken for this one.
             self._names[number] = b""
 
-    def _add(self, engine: Engine, name: bytes, message: wire.Submit) -> None:
+    def _add(self, engine: EngineCore, name: bytes, message: wire.Submit) -> None:
         number = self._clients.get(name)
         if number is None:  # it has ended meanwhile
             return
@@ -212,7 +214,7 @@ class Host:
         self._socket.send_multipart([name, self._outgoing.encode(message)])
 
 
-def _answer(engine: Engine, call: wire.Call) -> wire.Answer:
+def _answer(engine: EngineCore, call: wire.Call) -> wire.Answer:
     """A failed question is the asker's alone."""
     try:
         if call.name.startswith("_") or call.name in _OWN:

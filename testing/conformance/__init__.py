@@ -25,6 +25,7 @@ SUITES: dict[str, str] = {
     "quantization": "QuantizationSuite",
     "logits_processor": "LogitsProcessorSuite",
     "observer": "ObserverSuite",
+    "engine_extension": "EngineExtensionSuite",
     "grammar_engine": "GrammarEngineSuite",
     "tool_parser": "ToolParserSuite",
     "reasoning_parser": "ReasoningParserSuite",

@@ -212,7 +212,7 @@ class ExecutorSuite(ConformanceSuite):
         policy = create("scheduler_policy", "fcfs", SchedulerPolicyContext(4, 16, clock))
         preemption = create("preemption_policy", "recompute", PreemptionPolicyContext(1))
         scheduler = Scheduler(limits, manager, policy, preemption, clock)
-        return EngineCore(scheduler, executor, clock=clock), worker
+        return EngineCore(scheduler, executor), worker
 
     @staticmethod
     def _plan(step: int) -> StepPlan:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from octavo.core.contracts.kv_cache_manager import BlockState, KVCacheManager
-from octavo.engine.overview import MOST_REQUESTS, block_map
+from octavo.plugins.extensions.overview import MOST_REQUESTS, block_map
 from octavo.testing.fake_engine import Collector, make_fake_engine, request
 
 PREFIX = list(range(10, 34))
@@ -46,11 +46,11 @@ def test_large_pools_are_added_up_cell_by_cell():
     for _ in range(8):
         collector.step()
     kv = engine.scheduler.kv
-    single = block_map(kv, 1000)
+    single = block_map(kv.block_states(), 1000)
     assert single["per_cell"] == 1
     assert len(single["cells"]) == 1000
     assert [single["cells"].count(digit) for digit in "0123"] == single["counts"]
-    many = block_map(kv, 300)
+    many = block_map(kv.block_states(), 300)
     assert many["per_cell"] == 4
     assert many["counts"] == single["counts"]
     cells = np.reshape(many["cells"], (-1, 4))
@@ -65,7 +65,7 @@ def test_a_manager_that_does_not_tell():
     class Silent:
         block_states = KVCacheManager.block_states
 
-    assert block_map(Silent(), 10) is None
+    assert block_map(Silent().block_states(), 10) is None
 
 
 def test_requests_by_state_and_the_last_that_ended():
@@ -75,7 +75,7 @@ def test_requests_by_state_and_the_last_that_ended():
     engine.add(request(3, [11, 12, 13], 5, ignore_eos=True))
     collector = Collector(engine)
     collector.step()
-    seen = engine.overview()
+    seen = engine.query("overview")
     assert [(one["request_id"], one["state"]) for one in seen["live"]] == [
         ("r1", "decode"),
         ("r2", "prefill"),
@@ -86,9 +86,9 @@ def test_requests_by_state_and_the_last_that_ended():
     assert seen["live"][1]["num_prompt"] == 30
     assert all(one["age"] > 0 for one in seen["live"])
     assert seen["recent"] == []
-    assert len(engine.overview(requests=1)["live"]) == 1
+    assert len(engine.query("overview", 1024, 1)["live"]) == 1
     collector.run()
-    seen = engine.overview(requests=2)
+    seen = engine.query("overview", 1024, 2)
     assert seen["live"] == []
     assert len(seen["recent"]) == 2
     assert seen["recent"][0]["finish_reason"] == "length"
@@ -96,6 +96,6 @@ def test_requests_by_state_and_the_last_that_ended():
     for handle in range(10, 10 + MOST_REQUESTS + 5):
         engine.add(request(handle, [11], 1))
     collector.run()
-    recent = engine.overview(requests=1000)["recent"]
+    recent = engine.query("overview", 1024, 1000)["recent"]
     assert len(recent) == MOST_REQUESTS
     assert recent[0]["finished"] >= recent[-1]["finished"]

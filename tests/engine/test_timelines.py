@@ -9,8 +9,11 @@ import pytest
 
 from octavo.core.contracts.observer import ObserverContext
 from octavo.core.errors import ConfigError
+from octavo.plugins.extensions.timelines import Timelines
 from octavo.plugins.observers.step_trace import StepTrace, StepTraceOptions
 from octavo.testing.fake_engine import Collector, make_fake_engine, request
+
+RECORDED = {"observability": {"timelines": 10}}
 
 
 def kinds(events):
@@ -22,7 +25,7 @@ def test_a_timeline_tells_chunks_decodes_and_the_end():
     engine.add(request(1, list(range(20, 40)), 5, ignore_eos=True, timeline=True))
     engine.add(request(2, [1, 2], 5))
     Collector(engine).run()
-    events = engine.timeline("r1")
+    events = engine.query("timeline", "r1")
     assert kinds(events) == ["queued", "admitted", "chunk", "chunk", "chunk", "decode", "finished"]
     assert [(e["tokens"], e["computed"]) for e in events if e["event"] == "chunk"] == [
         (8, 8),
@@ -36,43 +39,46 @@ def test_a_timeline_tells_chunks_decodes_and_the_end():
     times = [event["at"] for event in events]
     assert times == sorted(times)
     assert json.loads(json.dumps(events)) == events
-    assert engine.timeline("r2") is None, "it did not ask"
-    assert not engine._timelines.active
+    assert engine.query("timeline", "r2") is None, "it did not ask"
+    (timelines,) = (one for one in engine.extensions.all if isinstance(one, Timelines))
+    assert not timelines._live
 
 
 def test_a_timeline_tells_what_a_request_waited_for():
-    engine = make_fake_engine(max_num_seqs=1, timelines=10)
+    engine = make_fake_engine(max_num_seqs=1, config=RECORDED)
     for handle in (1, 2, 3):
         engine.add(request(handle, [handle] * 4, 3, ignore_eos=True))
     Collector(engine).run()
-    second = engine.timeline("r2")
+    second = engine.query("timeline", "r2")
     assert kinds(second)[:3] == ["queued", "blocked", "admitted"]
     assert second[1]["on"] == "slot"
     assert second[1]["steps"] == 3
 
-    engine = make_fake_engine(budget=8, timelines=10)
+    engine = make_fake_engine(budget=8, config=RECORDED)
     engine.add(request(1, list(range(30, 54)), 2, ignore_eos=True))
     engine.add(request(2, [1, 2], 2, ignore_eos=True))
     Collector(engine).run()
-    assert [e["on"] for e in engine.timeline("r2") if e["event"] == "blocked"] == ["tokens"]
+    assert [e["on"] for e in engine.query("timeline", "r2") if e["event"] == "blocked"] == [
+        "tokens"
+    ]
 
-    engine = make_fake_engine(num_blocks=11, timelines=10, prefix_caching=False)
+    engine = make_fake_engine(num_blocks=11, config=RECORDED, prefix_caching=False)
     engine.add(request(1, list(range(30, 60)), 3, ignore_eos=True))
     engine.add(request(2, list(range(30)), 2, ignore_eos=True))
     engine.add(request(3, [1], 2, ignore_eos=True))
     Collector(engine).run()
-    assert "blocks" in [e.get("on") for e in engine.timeline("r2")]
-    behind = [e for e in engine.timeline("r3") if e.get("on") == "queue"]
+    assert "blocks" in [e.get("on") for e in engine.query("timeline", "r2")]
+    behind = [e for e in engine.query("timeline", "r3") if e.get("on") == "queue"]
     assert behind
     assert behind[0]["behind"] == "r2"
 
 
 def test_a_timeline_tells_who_took_the_blocks():
-    engine = make_fake_engine(num_blocks=16, max_num_seqs=6, timelines=10)
+    engine = make_fake_engine(num_blocks=16, max_num_seqs=6, config=RECORDED)
     for handle in range(1, 7):
         engine.add(request(handle, [handle, 1, 2], 30, ignore_eos=True))
     Collector(engine).run()
-    events = [e for h in range(1, 7) for e in engine.timeline(f"r{h}")]
+    events = [e for h in range(1, 7) for e in engine.query("timeline", f"r{h}")]
     preempted = [e for e in events if e["event"] == "preempted"]
     assert len(preempted) == engine.scheduler.num_preemptions
     assert {e["why"] for e in preempted} == {"blocks"}
@@ -81,49 +87,49 @@ def test_a_timeline_tells_who_took_the_blocks():
 
 def test_a_timeline_tells_who_took_the_slot():
     policy = {"name": "priority", "ageing_s": 1e6}
-    engine = make_fake_engine(policy=policy, max_num_seqs=1, timelines=10)
+    engine = make_fake_engine(policy=policy, max_num_seqs=1, config=RECORDED)
     collector = Collector(engine)
     engine.add(request(1, [1, 2], 9, priority=5, ignore_eos=True))
     collector.step()
     engine.add(request(2, [3, 4], 2, priority=0, ignore_eos=True))
     collector.run()
-    (event,) = [e for e in engine.timeline("r1") if e["event"] == "preempted"]
+    (event,) = [e for e in engine.query("timeline", "r1") if e["event"] == "preempted"]
     assert (event["why"], event["by"]) == ("slot", "r2")
-    assert kinds(engine.timeline("r1")).count("admitted") == 2
+    assert kinds(engine.query("timeline", "r1")).count("admitted") == 2
 
 
 def test_choices_share_a_timeline_and_old_ones_are_forgotten():
-    engine = make_fake_engine(timelines=1000)
+    engine = make_fake_engine(config={"observability": {"timelines": 1000}})
     first = request(1, list(range(20)), 3, ignore_eos=True)
     second = request(2, list(range(20)), 3, parent=1, index=1, ignore_eos=True)
     second.request_id = first.request_id
     engine.add(first)
     engine.add(second)
     Collector(engine).run()
-    events = engine.timeline("r1")
+    events = engine.query("timeline", "r1")
     assert {e["index"] for e in events} == {0, 1}
     assert kinds(events).count("finished") == 2
     for handle in range(10, 1020):
         engine.add(request(handle, [1], 1))
         engine.step()
-    assert engine.timeline("r1") is None
-    assert engine.timeline("r1019") is not None
+    assert engine.query("timeline", "r1") is None
+    assert engine.query("timeline", "r1019") is not None
 
 
 def test_a_servers_answer_is_found_by_its_id():
-    engine = make_fake_engine(timelines=5)
+    engine = make_fake_engine(config={"observability": {"timelines": 5}})
     req = request(1, [1, 2], 2)
     req.request_id = "cmpl-7-0"
     engine.add(req)
     engine.abort([1])
     engine.step()
-    assert kinds(engine.timeline("cmpl-7")) == ["queued", "finished"]
-    assert engine.timeline("cmpl") is None
+    assert kinds(engine.query("timeline", "cmpl-7")) == ["queued", "finished"]
+    assert engine.query("timeline", "cmpl") is None
 
 
 def test_nothing_is_recorded_unless_asked(monkeypatch):
     engine = make_fake_engine()
-    monkeypatch.setattr(engine._timelines, "planned", None)
+    monkeypatch.setattr(Timelines, "_record_plan", None)
     engine.add(request(1, [1, 2], 5))
     Collector(engine).run()
 

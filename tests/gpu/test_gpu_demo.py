@@ -45,7 +45,7 @@ def demo(tmp_path_factory, rehearsing):
 def _encoded(section):
     from octavo.core.registry import Registry
     from octavo.engine.resolve import resolve
-    from octavo.frontend.assembly import make_tokenizer
+    from octavo.engine.tokenizer import make_tokenizer
     from octavo.frontend.config import load_config
 
     registry = Registry.discover()

@@ -10,12 +10,13 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route, WebSocketRoute
 
+from octavo.core.contracts.engine_extension import EngineExtension
 from octavo.core.contracts.executor import Ticket, WarmUp
 from octavo.core.contracts.kv_cache_manager import Match
 from octavo.core.contracts.observer import Observer
 from octavo.core.contracts.preemption_policy import PreemptionAction
 from octavo.core.contracts.provider import NoOptions
-from octavo.core.errors import EngineDeadError
+from octavo.core.errors import EngineDeadError, ReturnedWrong
 from octavo.core.messages import StepResult
 from octavo.plugins.eviction.lru import LruPolicy
 from octavo.plugins.executors.local import LocalExecutor, LocalOptions
@@ -29,8 +30,10 @@ from octavo.server.contracts.route import RoutePlugin
 from octavo.server.contracts.tool_parser import CallArguments, CallBegin
 from octavo.server.testing.reasoning_parser import ReasoningParserSuite
 from octavo.server.testing.route import RouteSuite
+from octavo.server.testing.templates import reasoning_parser, tool_parser
 from octavo.server.testing.tool_parser import ToolParserSuite
 from octavo.testing.conformance.base import run_promise
+from octavo.testing.conformance.engine_extension import EngineExtensionSuite
 from octavo.testing.conformance.eviction_policy import EvictionPolicySuite
 from octavo.testing.conformance.executor import ExecutorSuite
 from octavo.testing.conformance.grammar_engine import GrammarEngineSuite
@@ -38,7 +41,7 @@ from octavo.testing.conformance.kv_cache_manager import KVCacheManagerSuite
 from octavo.testing.conformance.observer import ObserverSuite
 from octavo.testing.conformance.preemption_policy import PreemptionPolicySuite
 from octavo.testing.conformance.scheduler_policy import SchedulerPolicySuite
-from octavo.testing.templates import grammar_engine, reasoning_parser, tool_parser
+from octavo.testing.templates import engine_extension, grammar_engine
 
 pytestmark = pytest.mark.slow
 
@@ -381,6 +384,80 @@ class OneOnly(Quiet):
 class ClosesWhatItNeverOpened(Quiet):
     def close(self):
         self.file.close()
+
+
+# ---- engine extensions --------------------------------------------------------------------------
+
+
+class Extension(EngineExtension):
+    def __init__(self, options, context):
+        self.plans = []
+
+    def on_plan(self, plan):
+        pass
+
+
+class OnePerUser(engine_extension.ExampleExtension):
+    def __init__(self, options, context):
+        super().__init__(engine_extension.ExampleOptions(per_user=1), context)
+
+
+@planted(EngineExtensionSuite, "test_it_does_something")
+class DoesNothing(EngineExtension):
+    def __init__(self, options, context):
+        pass
+
+
+@planted(EngineExtensionSuite, "test_a_gate_is_complete")
+class HoldsForEver(Extension):
+    def admit(self, request):
+        return False
+
+
+@planted(EngineExtensionSuite, "test_held_requests_run_or_are_aborted", ReturnedWrong)
+class RunsTheAborted(OnePerUser):
+    def abort(self, handles):
+        return [handle for handle in handles if handle in self._held]
+
+
+@planted(EngineExtensionSuite, "test_held_requests_run_or_are_aborted")
+class IgnoresAborts(OnePerUser):
+    def abort(self, handles):
+        return ()
+
+
+@planted(EngineExtensionSuite, "test_plans_and_outputs_are_left_alone")
+class CutsChunks(Extension):
+    def on_plan(self, plan):
+        if plan is not None:
+            plan.counts[:] = 1
+
+
+@planted(EngineExtensionSuite, "test_answers_are_plain_values")
+class AnswersWithItself(Extension):
+    def queries(self):
+        return {"me": lambda: self}
+
+
+@planted(EngineExtensionSuite, "test_it_can_be_closed_at_any_time", AttributeError)
+class ClosesOnce(Extension):
+    def close(self):
+        del self.plans
+
+
+@planted(EngineExtensionSuite, "test_a_step_costs_the_same_after_many_requests")
+class CountsAllPlans(Extension):
+    def on_plan(self, plan):
+        self.plans.append(plan)
+        for each in self.plans:
+            assert each is None or each.step >= 0
+
+
+@planted(EngineExtensionSuite, "test_engine_with_it_works_as_without")
+class LosesAnEnd(OnePerUser):
+    def on_finished(self, record):
+        if record.handle != 1:
+            super().on_finished(record)
 
 
 # ---- executors ----------------------------------------------------------------------------------

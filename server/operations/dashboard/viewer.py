@@ -42,7 +42,7 @@ class Viewer:
         return totals(state.metrics.board, up=state.llm.dead_reason is None)
 
     async def _engine(self, state: ServerState) -> dict[str, Any] | None:
-        """`EngineCore.overview`; None while the engine does not answer."""
+        """The engine's query `overview`; None while the engine does not answer."""
         if _problem(state) is not None:
             return None
         if time.monotonic() - self._answered > KEPT_S:

@@ -71,11 +71,12 @@ def test_engine_seeds_go_by_order_of_arrival() -> None:
 def test_prompts_are_prepared_without_torch(demo_model: str) -> None:
     code = f"""
 import sys
+from octavo.engine.tokenizer import make_tokenizer
 from octavo.frontend import assembly
 from octavo.engine.resolve import resolve
 settings, registry = assembly.configure({demo_model!r}, keywords={{"max_model_len": 64}})
 resolved = resolve(settings, registry)
-inputs = assembly.make_inputs(resolved, assembly.make_tokenizer(resolved, registry))
+inputs = assembly.make_inputs(resolved, make_tokenizer(resolved, registry))
 assert inputs.prepare("Hello", request_id="r").requests[0].token_ids.size == 1
 assert inputs.max_model_len == 64
 assert inputs.vocab_size == 49152

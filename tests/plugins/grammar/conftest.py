@@ -10,8 +10,10 @@ import pytest
 
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.grammar_engine import GrammarEngineContext, GrammarVocabulary
-from octavo.engine.grammar.compiler import GrammarCompiler, Tools
-from octavo.engine.grammar.desk import Grammars
+from octavo.engine.core import EngineCore
+from octavo.plugins.structured_output.compiler import GrammarCompiler, Tools
+from octavo.plugins.structured_output.extension import StructuredOutput
+from octavo.plugins.structured_output.grammars import Grammars
 from octavo.testing.fake_engine import EOS
 from octavo.testing.regex_grammar import RegexGrammarEngine
 
@@ -56,18 +58,24 @@ def gated() -> GatedEngine:
     return GatedEngine()
 
 
-@pytest.fixture
-def make_desk(gated: GatedEngine):
-    """Grammars around the gated engine, closed at the end."""
-    made: list[Grammars] = []
+def grammars_of(engine: EngineCore) -> Grammars:
+    (extension,) = (e for e in engine.extensions.all if isinstance(e, StructuredOutput))
+    return extension.grammars
 
-    def make(clock: Callable[[], float] | None = None, **more: Any) -> Grammars:
+
+@pytest.fixture
+def structured(gated: GatedEngine):
+    """Structured output around the gated engine, closed at the end."""
+    made: list[StructuredOutput] = []
+
+    def make(clock: Callable[[], float] | None = None, **more: Any) -> StructuredOutput:
         if clock is not None:
             more["clock"] = clock
-        made.append(Grammars(GrammarCompiler(lambda: Tools(gated, None)), **more))
+        grammars = Grammars(GrammarCompiler(lambda: Tools(gated, None)), **more)
+        made.append(StructuredOutput(grammars, VOCAB_SIZE))
         return made[-1]
 
     yield make
     gated.gate.set()
-    for desk in made:
-        desk.close()
+    for extension in made:
+        extension.close()

@@ -17,10 +17,11 @@ import pytest
 from octavo.core.contracts import NoOptions
 from octavo.core.contracts.grammar_engine import GrammarEngineContext
 from octavo.core.structured_outputs import StructuredOutputsParams
-from octavo.engine.grammar import compiler as compiler_module
-from octavo.engine.grammar import wire
-from octavo.engine.grammar.compiler import GrammarCompiler, Tools
-from octavo.engine.grammar.desk import Grammars
+from octavo.plugins.structured_output import compiler as compiler_module
+from octavo.plugins.structured_output import wire
+from octavo.plugins.structured_output.compiler import GrammarCompiler, Tools
+from octavo.plugins.structured_output.extension import StructuredOutput
+from octavo.plugins.structured_output.grammars import Grammars
 from octavo.testing.fake_engine import (
     Collector,
     assert_clean,
@@ -30,7 +31,7 @@ from octavo.testing.fake_engine import (
 )
 from octavo.testing.regex_grammar import RegexGrammarEngine
 
-from .conftest import fake_vocabulary, text_of
+from .conftest import VOCAB_SIZE, fake_vocabulary, grammars_of, text_of
 
 ENGINE = '''
 import os, signal, time
@@ -232,8 +233,8 @@ def test_it_ends_with_its_parent(start, tmp_path):
     script.write_text(
         "import sys, time\n"
         "import msgspec\n"
-        "from octavo.engine.grammar import wire\n"
-        "from octavo.engine.grammar.compile_process import CompileProcess\n"
+        "from octavo.plugins.structured_output import wire\n"
+        "from octavo.plugins.structured_output.compile_process import CompileProcess\n"
         "start = wire.to_compiler.decode(open(sys.argv[1], 'rb').read())\n"
         "answers = []\n"
         "process = CompileProcess(answers.append, print)\n"
@@ -277,7 +278,8 @@ def test_what_nobody_waits_for_any_more_is_left(start):
 
 
 def test_who_leaves_holds_up_nobody_and_who_comes_back_is_served(start):
-    core = make_fake_engine(grammars=Grammars(make(msgspec.structs.replace(start, processes=1))))
+    grammars = Grammars(make(msgspec.structs.replace(start, processes=1)))
+    core = make_fake_engine(extensions=[StructuredOutput(grammars, VOCAB_SIZE)])
     core.add(request(1, [1, 2], structured_outputs={"regex": "sleep"}))
     for handle in (2, 3):
         core.add(request(handle, [1, 2], structured_outputs={"regex": "abc1"}))
@@ -287,13 +289,13 @@ def test_who_leaves_holds_up_nobody_and_who_comes_back_is_served(start):
     collector = Collector(core).run(limit=100_000)
     assert collector.reasons == {1: "error", 2: "abort", 3: "abort", 4: "stop"}
     assert text_of(collector.tokens[4]) == "abc1"
-    assert core.grammars.pending == 0
+    assert grammars_of(core).pending == 0
     assert_clean(core)
     core.close()
 
 
 def test_other_requests_go_on_while_a_grammar_is_compiled_and_killed(start):
-    core = make_fake_engine(grammars=Grammars(make(start)))
+    core = make_fake_engine(extensions=[StructuredOutput(Grammars(make(start)), VOCAB_SIZE)])
     control = [request(h, [h, 2, 3], 20, ignore_eos=True) for h in range(1, 4)]
     core.add(request(10, [1, 2], structured_outputs={"regex": "spin"}))
     core.add(request(11, [1, 2], structured_outputs={"regex": "abc1"}))

@@ -14,9 +14,10 @@ from octavo.core.contracts.logits_processor import AttachedRequest
 from octavo.core.errors import RequestError
 from octavo.core.sampling_params import SamplingParams
 from octavo.core.structured_outputs import StructuredOutputsParams
-from octavo.engine.grammar.compiler import GrammarCompiler, Tools
-from octavo.engine.grammar.desk import REMEMBERED_S
-from octavo.engine.grammar.processor import GrammarProcessor
+from octavo.plugins.structured_output.compiler import GrammarCompiler, Tools
+from octavo.plugins.structured_output.extension import StructuredOutput
+from octavo.plugins.structured_output.grammars import REMEMBERED_S, Grammars
+from octavo.plugins.structured_output.processor import GrammarProcessor
 from octavo.testing.fake_engine import (
     EOS,
     Collector,
@@ -28,7 +29,7 @@ from octavo.testing.fake_engine import (
 from octavo.testing.regex_grammar import RegexGrammarEngine
 from octavo.testing.step_log import StepLog
 
-from .conftest import text_of
+from .conftest import VOCAB_SIZE, grammars_of, text_of
 
 PATTERN = r"[a-c]{2,5}\d{1,3}( no| yes)?"
 
@@ -56,8 +57,8 @@ def output(collector, handle):
     ],
     ids=["plain", "recompute", "swap", "chunks", "radix", "no prefix cache"],
 )
-def test_outputs_keep_to_their_grammar_and_others_do_not_change(make_desk, engine, in_flight):
-    core = make_fake_engine(grammars=make_desk(), in_flight=in_flight, **engine)
+def test_outputs_keep_to_their_grammar_and_others_do_not_change(structured, engine, in_flight):
+    core = make_fake_engine(extensions=[structured()], in_flight=in_flight, **engine)
     free = [request(h, [h, 2, 3] * 5, 20, ignore_eos=True) for h in range(1, 6)]
     bound = [constrained(h, [h, 2, 3] * 5, regex=rf"[a-c]{{{h},60}}\d\d") for h in range(11, 17)]
     several = [
@@ -79,12 +80,12 @@ def test_outputs_keep_to_their_grammar_and_others_do_not_change(make_desk, engin
             assert set(text) <= set("abc0123456789 noyes")
     if "num_blocks" in engine:
         assert core.scheduler.num_preemptions > 0
-    assert not core.grammars._users
+    assert not grammars_of(core)._users
     assert_clean(core)
 
 
-def test_stop_tokens_end_where_the_grammar_may_end(make_desk):
-    core = make_fake_engine(grammars=make_desk())
+def test_stop_tokens_end_where_the_grammar_may_end(structured):
+    core = make_fake_engine(extensions=[structured()])
     core.add(constrained(1, [1, 2], regex="a{3}b*", stop_token_ids=[50]))
     collector = Collector(core).run()
     assert collector.reasons[1] == "stop"
@@ -92,8 +93,8 @@ def test_stop_tokens_end_where_the_grammar_may_end(make_desk):
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
-def test_a_complete_output_ends_without_an_end_token(make_desk, in_flight):
-    core = make_fake_engine(grammars=make_desk(), in_flight=in_flight)
+def test_a_complete_output_ends_without_an_end_token(structured, in_flight):
+    core = make_fake_engine(extensions=[structured()], in_flight=in_flight)
     no_end = constrained(1, [1, 2], regex="abc1")
     no_end.eos_token_ids = []
     core.add(no_end)
@@ -108,8 +109,8 @@ def test_a_complete_output_ends_without_an_end_token(make_desk, in_flight):
 
 @pytest.mark.parametrize("regex", ["A", "a-b"], ids=["at the start", "later"])
 @pytest.mark.parametrize("in_flight", [1, 2])
-def test_a_grammar_that_allows_nothing_fails_its_request_only(make_desk, regex, in_flight):
-    core = make_fake_engine(grammars=make_desk(), in_flight=in_flight)
+def test_a_grammar_that_allows_nothing_fails_its_request_only(structured, regex, in_flight):
+    core = make_fake_engine(extensions=[structured()], in_flight=in_flight)
     core.add(constrained(1, [1, 2], regex=regex))
     core.add(request(2, [1, 3], 20, ignore_eos=True))
     core.add(constrained(3, [1, 4], regex="a"))
@@ -120,9 +121,9 @@ def test_a_grammar_that_allows_nothing_fails_its_request_only(make_desk, regex, 
     assert_clean(core)
 
 
-def test_a_bad_grammar_fails_its_request_only_and_is_remembered(make_desk, gated):
+def test_a_bad_grammar_fails_its_request_only_and_is_remembered(structured, gated):
     now = [0.0]
-    core = make_fake_engine(grammars=make_desk(clock=lambda: now[0]))
+    core = make_fake_engine(extensions=[structured(clock=lambda: now[0])])
     core.add(constrained(1, [1, 2], regex="[a-"))
     core.add(constrained(2, [1, 2], regex="abc1"))
     collector = Collector(core).run()
@@ -137,8 +138,8 @@ def test_a_bad_grammar_fails_its_request_only_and_is_remembered(make_desk, gated
     assert gated.compiled == ["[a-", "abc1", "[a-"]
 
 
-def test_requests_that_wait_for_a_grammar_take_no_seat(make_desk, gated):
-    core = make_fake_engine(grammars=make_desk(), max_num_seqs=1)
+def test_requests_that_wait_for_a_grammar_take_no_slot(structured, gated):
+    core = make_fake_engine(extensions=[structured()], max_num_seqs=1)
     core.add(constrained(1, [1, 2], regex="slow|abc"))
     core.add(constrained(2, [1, 2], regex="slow|abc"))
     assert gated.waiting.wait(60)
@@ -156,9 +157,9 @@ def test_requests_that_wait_for_a_grammar_take_no_seat(make_desk, gated):
     assert_clean(core)
 
 
-def test_requests_that_wait_for_a_grammar_are_counted_as_waiting(make_desk, gated):
+def test_requests_that_wait_for_a_grammar_are_counted_as_waiting(structured, gated):
     log = StepLog()
-    core = make_fake_engine(grammars=make_desk(), observers=[("log", log)])
+    core = make_fake_engine(extensions=[structured()], observers=[("log", log)])
     core.add(constrained(1, [1], regex="slow|abc"))
     assert gated.waiting.wait(60)
     core.add(request(2, [1, 3], 4, ignore_eos=True))
@@ -170,8 +171,8 @@ def test_requests_that_wait_for_a_grammar_are_counted_as_waiting(make_desk, gate
     assert log.steps[-1].num_waiting == 0
 
 
-def test_aborted_while_its_grammar_is_compiled(make_desk, gated):
-    core = make_fake_engine(grammars=make_desk())
+def test_aborted_while_its_grammar_is_compiled(structured, gated):
+    core = make_fake_engine(extensions=[structured()])
     for handle in (1, 2):
         core.add(constrained(handle, [1, 2], regex="slow|abc"))
     assert gated.waiting.wait(60)
@@ -182,12 +183,12 @@ def test_aborted_while_its_grammar_is_compiled(make_desk, gated):
     gated.gate.set()
     collector.run()
     assert collector.reasons[2] == "stop"
-    assert core.grammars.pending == 0
+    assert grammars_of(core).pending == 0
     assert_clean(core)
 
 
-def test_equal_specifications_are_compiled_once_while_the_cache_lasts(make_desk, gated):
-    core = make_fake_engine(grammars=make_desk(cache_bytes=12))
+def test_equal_specifications_are_compiled_once_while_the_cache_lasts(structured, gated):
+    core = make_fake_engine(extensions=[structured(cache_bytes=12)])
     for handle, regex in enumerate(("abc1", "abc1", "no", "yes", "12", "abc1", "12"), 1):
         core.add(constrained(handle, [1, 2], regex=regex))
         Collector(core).run()
@@ -201,8 +202,8 @@ def test_without_a_grammar_engine_requests_are_refused():
     assert not core.has_work()
 
 
-def test_what_can_never_fit_is_refused_before_anything_is_compiled(make_desk, gated):
-    core = make_fake_engine(grammars=make_desk(), max_model_len=96)
+def test_what_can_never_fit_is_refused_before_anything_is_compiled(structured, gated):
+    core = make_fake_engine(extensions=[structured()], max_model_len=96)
     with pytest.raises(RequestError, match="max_model_len is 96"):
         core.add(constrained(1, [1] * 96))
     core.add(constrained(1, [1, 2], regex="slow|abc"))
@@ -218,12 +219,12 @@ def test_an_engine_that_cannot_be_made_is_the_error_of_every_request(where, gate
     def make_tools():
         return Tools(gated, None) if where != "made" else fail()
 
-    from octavo.engine.grammar.desk import Grammars
-
     if where != "made":
         monkeypatch.setattr(gated, where, fail)
 
-    core = make_fake_engine(grammars=Grammars(GrammarCompiler(make_tools)))
+    core = make_fake_engine(
+        extensions=[StructuredOutput(Grammars(GrammarCompiler(make_tools)), VOCAB_SIZE)]
+    )
     for handle in (1, 2):
         core.add(constrained(handle, [1, 2]))
     collector = Collector(core).run()
@@ -232,11 +233,11 @@ def test_an_engine_that_cannot_be_made_is_the_error_of_every_request(where, gate
     core.close()
 
 
-def test_an_engine_that_fails_is_not_taken_for_a_bad_grammar(make_desk, gated, monkeypatch):
+def test_an_engine_that_fails_is_not_taken_for_a_bad_grammar(structured, gated, monkeypatch):
     def broken(data):
         raise KeyError("inside")
 
-    core = make_fake_engine(grammars=make_desk())
+    core = make_fake_engine(extensions=[structured()])
     monkeypatch.setattr(gated, "load", broken)
     core.add(constrained(1, [1, 2], regex="abc1"))
     assert "GatedEngine' failed: KeyError" in Collector(core).run().errors[1]
@@ -246,7 +247,7 @@ def test_an_engine_that_fails_is_not_taken_for_a_bad_grammar(make_desk, gated, m
 
 
 @pytest.mark.parametrize("method", ["fill", "accept"])
-def test_a_matcher_that_breaks_fails_its_sequence_only(make_desk, method, monkeypatch):
+def test_a_matcher_that_breaks_fails_its_sequence_only(structured, method, monkeypatch):
     from octavo.testing import regex_grammar
 
     original = getattr(regex_grammar._Matcher, method)
@@ -257,7 +258,7 @@ def test_a_matcher_that_breaks_fails_its_sequence_only(make_desk, method, monkey
         return original(self, argument)
 
     monkeypatch.setattr(regex_grammar._Matcher, method, broken)
-    core = make_fake_engine(grammars=make_desk())
+    core = make_fake_engine(extensions=[structured()])
     for handle, regex in enumerate(("no", "abc1", "yes"), 1):
         core.add(constrained(handle, [handle, 2], regex=regex))
     collector = Collector(core).run()
@@ -267,7 +268,7 @@ def test_a_matcher_that_breaks_fails_its_sequence_only(make_desk, method, monkey
 
 
 @pytest.mark.parametrize("method", ["fill", "accept"])
-def test_a_grammar_that_holds_up_the_step_loop_ends_its_request(make_desk, method, monkeypatch):
+def test_a_grammar_that_holds_up_the_step_loop_ends_its_request(structured, method, monkeypatch):
     from octavo.testing import regex_grammar
 
     now = [0.0]
@@ -278,7 +279,7 @@ def test_a_grammar_that_holds_up_the_step_loop_ends_its_request(make_desk, metho
         return original(self, argument)
 
     monkeypatch.setattr(regex_grammar._Matcher, method, slow)
-    core = make_fake_engine(grammars=make_desk())
+    core = make_fake_engine(extensions=[structured()])
     (masker,) = core._masks._processors
     monkeypatch.setattr(masker, "_clock", lambda: now[0])
     for handle, regex in enumerate(("no", "abc1"), 1):
@@ -312,8 +313,8 @@ def test_following_a_long_output_again_has_a_limit():
     assert caught.value.param == "structured_outputs"
 
 
-def test_unconstrained_requests_never_reach_the_matcher(make_desk):
-    core = make_fake_engine(grammars=make_desk())
+def test_unconstrained_requests_never_reach_the_matcher(structured):
+    core = make_fake_engine(extensions=[structured()])
     core.add(request(1, [1, 3], 20, ignore_eos=True))
     plans = []
     submit = core.executor.submit

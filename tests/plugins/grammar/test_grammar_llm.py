@@ -13,6 +13,8 @@ from octavo.core.errors import GenerationError, RequestError
 from octavo.testing.model_folder import write_model_folder
 from octavo.testing.regex_grammar import RegexGrammarEngine
 
+from .conftest import grammars_of
+
 PATTERN = r"[a-f]{3,9}( the| fox){1,2}[0-9]{2}"
 PROMPTS = ["the quick brown fox", "jumps over", "the the the the the the the the the"]
 
@@ -195,7 +197,7 @@ def test_what_compiles_may_start_with_the_engine(folder):
     ):
         config = settings(structured_outputs=given)
         with LLM(folder, config=config, plugins=[RegexGrammarEngine]) as llm:
-            thread = llm.engine.grammars._compiler._thread
+            thread = grammars_of(llm.engine)._compiler._thread
             assert (thread is not None) is early
             assert "structured_outputs.preload" in llm.engine.resolved.reasons or "preload" in given
         assert thread is None or not thread.is_alive()

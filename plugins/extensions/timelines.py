@@ -1,4 +1,5 @@
-"""Why a request took as long as it did: what happened to it, step by step, as plain data.
+"""Engine extension `timelines`: why a request took as long as it did: what happened to it, step by
+step, as plain data.
 
 Recorded for requests that ask (`SamplingParams.timeline`), and for all while
 `observability.timelines` is greater than 0. Nothing is done for the others.
@@ -7,15 +8,14 @@ Recorded for requests that ask (`SamplingParams.timeline`), and for all while
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from octavo.core.contracts.engine_extension import EngineExtension, EngineExtensionContext
+from octavo.core.contracts.observer import RequestRecord
+from octavo.core.contracts.provider import Options
 from octavo.core.messages import EngineRequest, StepPlan
-
-if TYPE_CHECKING:
-    from octavo.engine.scheduler.scheduler import Scheduler
-    from octavo.engine.scheduler.state import SequenceState
 
 Event = dict[str, Any]
 
@@ -25,13 +25,13 @@ KEPT_WHEN_ASKED = 256
 
 @dataclass(slots=True)
 class _Trace:
-    """One sequence. slot: -1 while it has none. lost: preemptions told so far."""
+    """One sequence."""
 
     handle: int
     index: int
     events: list[Event] = field(default_factory=list)
-    slot: int = -1
-    lost: int = 0
+    slot: int = -1  # while it waits
+    num_preemptions: int = 0  # recorded so far
 
     def add(self, at: float, event: str, **facts: Any) -> None:
         self.events.append({"at": at, "index": self.index, "event": event, **facts})
@@ -48,14 +48,14 @@ class _Trace:
         last["last_step"] = step
         return True
 
-    def go_on(self, at: float, event: str, step: int, **facts: Any) -> None:
+    def extend(self, at: float, event: str, step: int, **facts: Any) -> None:
         """An event that may last for many steps, in a row."""
         if not self.repeat(at, event, step, **facts):
             self.add(at, event, until=at, step=step, last_step=step, steps=1, **facts)
 
 
-class Timelines:
-    """keep: how many of the last requests are remembered.
+class Timelines(EngineExtension):
+    """Remembers the last requests: as many as `observability.timelines` says.
 
     Events, each with `at` (seconds on the engine's clock), `index` (of the choice) and `event`:
     `queued` (prompt_tokens, priority, user); `blocked` (on: `slot`, `tokens`, `blocks`, `queue` or
@@ -65,19 +65,18 @@ class Timelines:
     it gave way to); `finished` (reason, output_tokens). Those that last have `until`.
     """
 
-    def __init__(self, keep: int, scheduler: Scheduler, clock: Callable[[], float]) -> None:
-        self._keep, self._scheduler, self._clock = keep, scheduler, clock
+    def __init__(self, options: Options, context: EngineExtensionContext) -> None:
+        self._keep: int = context.config.get("observability", {}).get("timelines", 0)
+        self._state, self._clock = context.state, context.clock
         self._live: dict[int, _Trace] = {}
         self._by_slot: dict[int, _Trace] = {}
         self._requests: OrderedDict[str, list[_Trace]] = OrderedDict()
+        self._num_preemptions = 0  # of the engine, when it was last looked for preempted sequences
 
-    @property
-    def active(self) -> bool:
-        """Whether a live request is traced."""
-        return bool(self._live)
+    def queries(self) -> Mapping[str, Callable[..., Any]]:
+        return {"timeline": self.timeline}
 
-    def added(self, request: EngineRequest) -> None:
-        """A request was queued."""
+    def on_queued(self, request: EngineRequest) -> None:
         if not self._keep and not request.sampling.timeline:
             return
         trace = _Trace(request.handle, request.index)
@@ -96,35 +95,40 @@ class Timelines:
         while len(self._requests) > max(self._keep, KEPT_WHEN_ASKED):
             self._requests.popitem(last=False)
 
-    def planned(self, plan: StepPlan | None) -> None:
-        """After every attempt to plan a step, while `active`."""
-        now, step = self._clock(), self._scheduler.num_steps
-        self._find_preempted(now, step)
+    def on_plan(self, plan: StepPlan | None) -> None:
+        if self._live:
+            self._record_plan(plan)
+
+    def _record_plan(self, plan: StepPlan | None) -> None:
+        now, step = self._clock(), self._state.num_steps
+        self._record_preemptions(now, step)
         if plan is not None:
-            self._note_rows(plan, now)
+            self._record_rows(plan, now)
         waiting = [trace for trace in self._live.values() if trace.slot < 0]
         if waiting:
-            self._note_blocked(waiting, plan, now, step)
+            self._record_blocked(waiting, plan, now, step)
 
-    def _find_preempted(self, now: float, step: int) -> None:
+    def _record_preemptions(self, now: float, step: int) -> None:
+        total = self._state.num_preemptions
+        if total == self._num_preemptions:
+            return
+        self._num_preemptions = total
         for trace in self._live.values():
-            sequence = self._scheduler.sequences.get(trace.handle)
-            if sequence is None or sequence.num_preemptions == trace.lost:
+            sequence = self._state.sequence(trace.handle)
+            if sequence is None or sequence.num_preemptions == trace.num_preemptions:
                 continue
-            trace.lost = sequence.num_preemptions
+            trace.num_preemptions = sequence.num_preemptions
             self._by_slot.pop(trace.slot, None)
             trace.slot = -1
             by, why = sequence.lost_to or (None, "blocks")
-            action = "recompute" if sequence.swapped is None else "swap"
+            action = "swap" if sequence.swapped else "recompute"
             trace.add(now, "preempted", step=step, why=why, by=self._name(by), action=action)
 
     def _name(self, handle: int | None) -> str | None:
-        if handle is None:
-            return None
-        sequence = self._scheduler.sequences.get(handle)
-        return None if sequence is None else sequence.request.request_id
+        sequence = None if handle is None else self._state.sequence(handle)
+        return None if sequence is None else sequence.request_id
 
-    def _note_rows(self, plan: StepPlan, now: float) -> None:
+    def _record_rows(self, plan: StepPlan, now: float) -> None:
         for row in plan.admitted:
             trace = self._live.get(row.handle)
             if trace is not None:
@@ -138,54 +142,54 @@ class Timelines:
             if trace is None:
                 continue
             if place < plan.num_decodes:
-                trace.go_on(now, "decode", plan.step)
-            else:
-                computed = int(self._scheduler.slots.num_computed[slot])
-                trace.add(
-                    now, "chunk", step=plan.step, tokens=int(plan.counts[place]), computed=computed
-                )
+                trace.extend(now, "decode", plan.step)
+                continue
+            sequence = self._state.sequence(trace.handle)
+            assert sequence is not None, "a live sequence is planned"
+            trace.add(
+                now,
+                "chunk",
+                step=plan.step,
+                tokens=int(plan.counts[place]),
+                computed=sequence.num_computed,
+            )
 
-    def _note_blocked(
+    def _record_blocked(
         self, waiting: list[_Trace], plan: StepPlan | None, now: float, step: int
     ) -> None:
-        scheduler = self._scheduler
-        head = scheduler.policy.peek()
+        state = self._state
+        head = state.next_waiting()
         planned = 0 if plan is None else int(plan.counts.sum())
         for trace in waiting:
-            sequence = scheduler.sequences.get(trace.handle)
-            if sequence is None:
+            if state.sequence(trace.handle) is None:
                 continue
             facts: dict[str, Any] = {}
-            if not scheduler.slots.num_free:
+            if not state.num_free_slots:
                 on = "slot"
-            elif planned >= scheduler.limits.max_num_batched_tokens:
+            elif planned >= state.max_num_batched_tokens:
                 on = "tokens"
-            elif head is not None and head.handle == trace.handle:
+            elif head == trace.handle:
                 on = "blocks"
-            elif self._waits_for_parent(sequence):
+            elif state.waits_for_parent(trace.handle):
                 on = "parent"
             else:
                 on = "queue"
-                facts["behind"] = None if head is None else self._name(head.handle)
-            trace.go_on(now, "blocked", step, on=on, **facts)
+                facts["behind"] = self._name(head)
+            trace.extend(now, "blocked", step, on=on, **facts)
 
-    def _waits_for_parent(self, sequence: SequenceState) -> bool:
-        """Whether the choice is not queued yet, because the prompt that it shares is computed."""
-        number = sequence.request.parent
-        parent = None if number is None else self._scheduler.sequences.get(number)
-        return parent is not None and sequence in parent.children
-
-    def finished(self, sequence: SequenceState, reason: str) -> None:
-        """A sequence ended."""
-        trace = self._live.pop(sequence.handle, None)
+    def on_finished(self, record: RequestRecord) -> None:
+        trace = self._live.pop(record.handle, None)
         if trace is None:
             return
         self._by_slot.pop(trace.slot, None)
         trace.add(
-            self._clock(), "finished", reason=reason, output_tokens=max(sequence.num_output, 0)
+            record.finished,
+            "finished",
+            reason=record.finish_reason,
+            output_tokens=max(record.num_output, 0),
         )
 
-    def get(self, request_id: str) -> list[Event] | None:
+    def timeline(self, request_id: str) -> list[Event] | None:
         """The events of a request (or of those of a server's answer: `ID-0`, `ID-1`, ...) by time;
         None when nothing is known of it."""
         found = self._requests.get(request_id)

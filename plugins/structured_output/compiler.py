@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from octavo.core.contracts.grammar_engine import Grammar, GrammarEngine
 from octavo.core.errors import OctavoError, RequestError
 from octavo.core.structured_outputs import PARAM, StructuredOutputsParams
-from octavo.engine.grammar import wire
-from octavo.engine.grammar.compile_process import Answer, CompileProcess
+from octavo.plugins.structured_output import wire
+from octavo.plugins.structured_output.compile_process import Answer, CompileProcess
 
 logger = logging.getLogger(__name__)
 

@@ -8,14 +8,14 @@ import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from octavo.engine.grammar import wire
 from octavo.kernels import child_process
+from octavo.plugins.structured_output import wire
 
 logger = logging.getLogger(__name__)
 
 Answer = wire.Compiled | wire.Refused | wire.Dropped | wire.Broken
 
-_MAIN = "octavo.engine.grammar.compile_main"
+_MAIN = "octavo.plugins.structured_output.compile_main"
 _ENVIRONMENT = {**child_process.ONE_THREAD, "TOKENIZERS_PARALLELISM": "false"}
 
 

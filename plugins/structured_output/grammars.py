@@ -1,6 +1,6 @@
 """`Grammars`: where requests with structured output wait for their grammar, and where it is kept.
 
-A request is not queued for a seat before its grammar is there. Requests with equal specifications
+A request is not queued for a slot before its grammar is there. Requests with equal specifications
 share one compilation and one grammar; a grammar that no request uses stays in a cache, least
 recently used first to go.
 """
@@ -18,7 +18,7 @@ from octavo.core.contracts.grammar_engine import Grammar
 from octavo.core.errors import RequestError
 from octavo.core.messages import EngineRequest
 from octavo.core.structured_outputs import PARAM, StructuredOutputsParams
-from octavo.engine.grammar.compiler import GrammarCompiler, Result
+from octavo.plugins.structured_output.compiler import GrammarCompiler, Result
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""`python -m octavo.engine.grammar.compile_main FD PARENT`: the process that compiles grammars.
+"""`python -m octavo.plugins.structured_output.compile_main FD PARENT` compiles grammars.
 
 It makes the grammar engine once, which is slow, and forks a child for every grammar, which is
 fast: so a grammar that takes too long or too much memory is killed alone, at no cost for the next.
@@ -23,8 +23,8 @@ from octavo.core.contracts.grammar_engine import (
 )
 from octavo.core.errors import OctavoError, RequestError
 from octavo.core.structured_outputs import PARAM
-from octavo.engine.grammar import wire
 from octavo.kernels.child_process import end_with_parent, ignore_signals, limit_memory
+from octavo.plugins.structured_output import wire
 
 NICENESS = 10
 """Children give way to the engine."""

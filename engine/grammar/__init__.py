@@ -1,2 +1,0 @@
-"""Structured output inside the engine: grammars are compiled beside the step loop, and followed in
-it by a host logits processor."""
