@@ -13,6 +13,7 @@ from octavo.core.contracts.engine_extension import EngineExtension
 from octavo.core.messages import EngineOutputs, StepPlan
 from octavo.engine.core import EngineCore
 from octavo.engine.observers import overrides
+from octavo.kernels.codec import Codec
 from octavo.testing.conformance.base import ConformanceSuite, NotApplicable, executed_lines
 from octavo.testing.conformance.workload import SITUATIONS, run_situation
 from octavo.testing.fake_engine import Collector, assert_clean, make_fake_engine, request
