@@ -34,6 +34,10 @@ FROM dependencies AS wheel
 RUN pip install build setuptools
 COPY setup.py README.md LICENSE ./
 COPY core core
+COPY kernels kernels
+COPY engine engine
+COPY frontend frontend
+COPY testing testing
 COPY plugins plugins
 COPY backends backends
 COPY models models

@@ -7,6 +7,7 @@ PYTHON ?= python3
 VENV ?= .venv
 CONFIG ?= docs/examples/demo.yaml
 PYTEST_ARGS ?=
+TEST_PROCESSES ?= 2
 BENCH_ARGS ?=
 GPU_PYTHON_VERSION ?= 3.12
 
@@ -24,7 +25,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 say = @printf '\033[1m[octavo]\033[0m %s\n' $(1)
 
-.PHONY: help demo install test test-all gpu-test gpu-bench gpu-site lint format docs clean
+.PHONY: help demo install test test-all gpu-test gpu-bench gpu-site lint format docs docs-site clean
 
 help:
 	@echo "make demo      install into $(VENV) and serve $(CONFIG) on 127.0.0.1:8000"
@@ -36,6 +37,7 @@ help:
 	@echo "make lint      ruff, mypy, and whether docs/surface.json is what the code offers"
 	@echo "make format    let ruff reformat"
 	@echo "make docs      regenerate the parts of docs/ that are derived from the code"
+	@echo "make docs-site build the documentation site into build/site; dead links are errors"
 	@echo "make clean     remove $(VENV), build output and caches"
 
 demo: install
@@ -46,11 +48,11 @@ install: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(call say,"CPU tests")
-	@$(BIN)/pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+	@$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile -m "not slow and not gpu" $(PYTEST_ARGS)
 
 test-all: $(VENV)/.installed-dev
 	$(call say,"CPU tests with the slow ones")
-	@$(BIN)/pytest -m "not gpu" $(PYTEST_ARGS)
+	@$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadfile -m "not gpu" $(PYTEST_ARGS)
 
 # $(VENV) has torch for CPUs. These run the checkout with the Python that has torch for CUDA, install
 # nothing, and need no network; build/gpu-site has what that Python lacks, if `gpu-site` made it.
@@ -95,6 +97,11 @@ docs: $(VENV)/.installed-dev
 	@$(BIN)/python -m octavo.server.command_line.config_reference docs/configuration.md docs/from-vllm.md
 	@$(BIN)/python -m octavo.server.command_line.reference docs/server.md
 
+# Needs no network once its tools are installed, and the site needs none either.
+docs-site: $(VENV)/.installed-docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	$(call say,"build/site/index.html")
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -132,4 +139,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed $(SPECS)
 	$(call say,"installing flashinfer (101 MB): its signatures are what calls are checked against")
 	@$(INSTALL) $(QUIET) $(FLASHINFER_NEEDS) && $(INSTALL) $(BAR) --no-deps flashinfer-python \
 	  || echo "flashinfer cannot be installed here; its tests are skipped"
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed $(SPECS)
+	$(call say,"installing the tools of the documentation site")
+	@$(INSTALL) $(QUIET) --editable '.[docs,grammar]'
 	@touch $@

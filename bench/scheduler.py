@@ -5,7 +5,7 @@ forward pass is missing. Two loads are measured:
 
 decode   All sequences decode, staggered so that in each step one in `block_size` crosses a block
          border.
-mixed    Churn: sequences generate 20 to 300 tokens, a new one takes the seat of each that ends, and
+mixed    Churn: sequences generate 20 to 300 tokens, a new one takes the slot of each that ends, and
          prompts are computed in chunks beside the decodes. Only steps with prefill count.
 
 `schedule` is `Scheduler.plan`; `prepare` is the worker's mirror and flat tensors; `commit` ends
@@ -163,7 +163,7 @@ class Load:
         """Steps in which all sequences decode."""
         for number in range(self.running):
             self.add(self.prompt_len - number % self.block_size, _OUTPUT)
-        while len(self.scheduler.decoding) < self.running:
+        while len(self.scheduler.slots.decoding) < self.running:
             self.step()
         for _ in range(waiting):
             self.add(16, 16)
@@ -171,7 +171,7 @@ class Load:
             yield self.step()[1]
 
     def churn(self, steps: int) -> Iterator[Times]:
-        """Steps with prefill while requests come and go, after all seats were taken twice."""
+        """Steps with prefill while requests come and go, after all slots were taken twice."""
 
         def refill(count: int) -> None:
             for _ in range(count):

@@ -142,30 +142,6 @@ class Finish(msgspec.Struct, kw_only=True, omit_defaults=True):
     num_preemptions: int = 0
 
 
-class SchedulerStats(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """State after a step. Blocks, queries and hits as in `KVStats`. num_swapped: sequences that
-    wait with their KV in the host pool. Preemptions (num_swap_outs of them by swapping) and
-    num_swap_ins are counted since start."""
-
-    num_running: int = 0
-    num_waiting: int = 0
-    num_blocks: int = 0
-    num_free_blocks: int = 0
-    num_evictable_blocks: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    num_preemptions: int = 0
-    num_swapped: int = 0
-    num_swap_outs: int = 0
-    num_swap_ins: int = 0
-    num_swap_blocks: int = 0
-    num_free_swap_blocks: int = 0
-    host_cache_blocks: int = 0
-    host_cache_used: int = 0
-    host_cache_queries: int = 0
-    host_cache_hits: int = 0
-
-
 class EngineOutputs(msgspec.Struct, kw_only=True, omit_defaults=True):
     """All that one step produced, as one message. `finished` comes after the tokens."""
 
@@ -177,7 +153,6 @@ class EngineOutputs(msgspec.Struct, kw_only=True, omit_defaults=True):
     cached: dict[int, int] = {}  # handle to prompt tokens found in the prefix cache, sent once
     logprobs: Logprobs | None = None  # `rows` index `handles`
     prompt_logprobs: list[PromptLogprobs] = []
-    stats: SchedulerStats | None = None
 
 
 def refused(handle: int, error: RequestError) -> Finish:

@@ -19,8 +19,8 @@ from octavo.engine.host_masks import HostMasks
 from octavo.engine.observers import Observers
 from octavo.engine.overview import Recent, block_map, live_sequences
 from octavo.engine.scheduler.scheduler import Scheduler
-from octavo.engine.scheduler.state import Sequence as RunningSequence
-from octavo.engine.scheduler.step import InFlight
+from octavo.engine.scheduler.state import SequenceState
+from octavo.engine.scheduler.step import PendingStep
 from octavo.engine.timelines import Timelines
 from octavo.engine.timing import StepTiming
 
@@ -81,7 +81,7 @@ class EngineCore:
         self._closed = False
         self._recent = Recent()
         self._timelines = Timelines(timelines, scheduler, clock)
-        scheduler.on_finished = self._tell_finished
+        scheduler.live.on_finished = self._tell_finished
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises `RequestError` when it can never run."""
@@ -191,7 +191,7 @@ class EngineCore:
         step: _Submitted,
         result: StepResult,
         outputs: EngineOutputs,
-        planned: InFlight,
+        planned: PendingStep,
         commit_s: float,
     ) -> None:
         scheduler = self.scheduler
@@ -210,7 +210,7 @@ class EngineCore:
                 num_prefill=planned.num_prefill_tokens,
                 num_sampled=len(outputs.handles),
                 num_preempted=scheduler.num_preemptions,
-                kv=scheduler.prefix_counts.stats(),
+                kv=scheduler.cache.stats(),
                 num_swapped=scheduler.num_swapped,
                 preemptions=planned.log.records,
                 swapped_in=planned.log.swapped_in,
@@ -226,11 +226,11 @@ class EngineCore:
                 num_running=scheduler.num_running,
                 num_waiting=scheduler.num_waiting + self.grammars.pending,
                 num_swapped=scheduler.num_swapped,
-                kv=scheduler.prefix_counts.stats(),
+                kv=scheduler.cache.stats(),
             )
         )
 
-    def _tell_finished(self, sequence: RunningSequence, reason: str) -> None:
+    def _tell_finished(self, sequence: SequenceState, reason: str) -> None:
         if sequence.request.sampling.structured_outputs is not None:
             self.grammars.forget(sequence.handle)
         if self._timelines.active:

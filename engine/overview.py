@@ -14,7 +14,7 @@ from octavo.core.contracts.observer import RequestRecord
 if TYPE_CHECKING:
     from octavo.core.contracts.kv_cache_manager import KVCacheManager
     from octavo.engine.scheduler.scheduler import Scheduler
-    from octavo.engine.scheduler.state import Sequence
+    from octavo.engine.scheduler.state import SequenceState
 
 MOST_CELLS = 4096
 MOST_REQUESTS = 64
@@ -62,7 +62,7 @@ def live_sequences(scheduler: Scheduler, now: float, count: int) -> list[dict[st
     return [_sequence(scheduler, one, now) for one in (running + waiting)[: max(0, count)]]
 
 
-def _sequence(scheduler: Scheduler, sequence: Sequence, now: float) -> dict[str, Any]:
+def _sequence(scheduler: Scheduler, sequence: SequenceState, now: float) -> dict[str, Any]:
     table, slot = scheduler.slots, sequence.slot
     if slot < 0:
         known, computed = len(sequence.known), 0

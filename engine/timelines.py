@@ -15,7 +15,7 @@ from octavo.core.messages import EngineRequest, StepPlan
 
 if TYPE_CHECKING:
     from octavo.engine.scheduler.scheduler import Scheduler
-    from octavo.engine.scheduler.state import Sequence
+    from octavo.engine.scheduler.state import SequenceState
 
 Event = dict[str, Any]
 
@@ -58,10 +58,10 @@ class Timelines:
     """keep: how many of the last requests are remembered.
 
     Events, each with `at` (seconds on the engine's clock), `index` (of the choice) and `event`:
-    `queued` (prompt_tokens, priority, user); `blocked` (on: `seat`, `tokens`, `blocks`, `queue` or
+    `queued` (prompt_tokens, priority, user); `blocked` (on: `slot`, `tokens`, `blocks`, `queue` or
     `parent`; behind: handle that is next, for `queue`) while it waits; `admitted` (step, slot,
     cached_tokens); `chunk` (step, tokens, computed: tokens done after it); `decode` (step,
-    last_step, steps: tokens); `preempted` (step, why: `blocks` or `seat`, by: the request_id that
+    last_step, steps: tokens); `preempted` (step, why: `blocks` or `slot`, by: the request_id that
     it gave way to); `finished` (reason, output_tokens). Those that last have `until`.
     """
 
@@ -157,7 +157,7 @@ class Timelines:
                 continue
             facts: dict[str, Any] = {}
             if not scheduler.slots.num_free:
-                on = "seat"
+                on = "slot"
             elif planned >= scheduler.limits.max_num_batched_tokens:
                 on = "tokens"
             elif head is not None and head.handle == trace.handle:
@@ -169,13 +169,13 @@ class Timelines:
                 facts["behind"] = None if head is None else self._name(head.handle)
             trace.go_on(now, "blocked", step, on=on, **facts)
 
-    def _waits_for_parent(self, sequence: Sequence) -> bool:
+    def _waits_for_parent(self, sequence: SequenceState) -> bool:
         """Whether the choice is not queued yet, because the prompt that it shares is computed."""
         number = sequence.request.parent
         parent = None if number is None else self._scheduler.sequences.get(number)
         return parent is not None and sequence in parent.children
 
-    def finished(self, sequence: Sequence, reason: str) -> None:
+    def finished(self, sequence: SequenceState, reason: str) -> None:
         """A sequence ended."""
         trace = self._live.pop(sequence.handle, None)
         if trace is None:

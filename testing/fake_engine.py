@@ -6,7 +6,7 @@ Parts are chosen by name from the registry, or given as objects.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -61,16 +61,16 @@ def make_fake_engine(
     in_flight: int = 1,
     chunked_prefill: bool = True,
     max_chunk: int | None = None,
+    clock: Callable[[], float] | None = None,
     **core: Any,
 ) -> EngineCore:
-    """An engine whose clock ticks once a call. `core` goes to `EngineCore` (observers, ...)."""
-    counter = itertools.count()
-
-    def clock() -> float:
-        return float(next(counter))
+    """An engine around a `FakeWorker`. clock: seconds; by default one that ticks once a call.
+    `core` goes to `EngineCore` (observers, ...)."""
+    ticks = itertools.count()
+    now = clock or (lambda: float(next(ticks)))
 
     def make_policy(part: Any) -> Any:
-        context = SchedulerPolicyContext(max_num_seqs, budget, clock, make_policy)
+        context = SchedulerPolicyContext(max_num_seqs, budget, now, make_policy)
         return _part("scheduler_policy", part, context)
 
     worker = FakeWorker(block_size=block_size)
@@ -99,9 +99,9 @@ def make_fake_engine(
         _part("kv_cache_manager", manager, kv_context),
         make_policy(policy),
         _part("preemption_policy", preemption, PreemptionPolicyContext(1)),
-        clock,
+        now,
     )
-    return EngineCore(scheduler, executor, clock=clock, **core)
+    return EngineCore(scheduler, executor, clock=now, **core)
 
 
 def request(

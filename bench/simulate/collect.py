@@ -11,6 +11,7 @@ from octavo.bench.simulate.statistics import Distribution, Series, jain
 from octavo.bench.simulate.traces import TraceRequest
 from octavo.bench.slo import Slo
 from octavo.core.messages import EngineOutputs, Finish
+from octavo.engine.scheduler.scheduler import Scheduler
 
 NOBODY = "(none)"
 
@@ -80,8 +81,8 @@ class Collector:
 
     SERIES = ("kv_usage", "running", "waiting", "prefill_tokens_per_s", "decode_tokens_per_s")
 
-    def __init__(self, slo: Slo) -> None:
-        self.slo = slo
+    def __init__(self, slo: Slo, scheduler: Scheduler) -> None:
+        self.slo, self._scheduler = slo, scheduler
         self.num_refused: dict[str, int] = {}
         self.num_served = self.num_truncated = self.num_failed = self.num_good = 0
         self.prompt_tokens = self.output_tokens = 0
@@ -140,22 +141,18 @@ class Collector:
             self.admitted_prompt_tokens += int(live.prompt[handle - live.base])
         for finish in outputs.finished:
             self._finished(finish, now)
-        self._state(outputs, now, seconds, prefill, decodes)
+        self._state(now, seconds, prefill, decodes)
 
-    def _state(
-        self, outputs: EngineOutputs, now: float, seconds: float, prefill: int, decodes: int
-    ) -> None:
-        stats = outputs.stats
-        assert stats is not None, "the scheduler tells its state with every step"
-        used = stats.num_blocks - stats.num_free_blocks - stats.num_evictable_blocks
-        usage = used / stats.num_blocks
+    def _state(self, now: float, seconds: float, prefill: int, decodes: int) -> None:
+        usage = self._scheduler.kv.stats().usage
+        running, waiting = self._scheduler.num_running, self._scheduler.num_waiting
         self.peak_kv_usage = max(self.peak_kv_usage, usage)
         self.kv_seconds += usage * seconds
-        self.peak_running = max(self.peak_running, stats.num_running)
-        self.peak_waiting = max(self.peak_waiting, stats.num_waiting)
+        self.peak_running = max(self.peak_running, running)
+        self.peak_waiting = max(self.peak_waiting, waiting)
         if seconds > 0:
             rates = prefill / seconds, decodes / seconds
-            state = (usage, stats.num_running, stats.num_waiting, *rates)
+            state = (usage, running, waiting, *rates)
             self.series.add(now, seconds, state)
 
     def _finished(self, finish: Finish, now: float) -> None:

@@ -23,7 +23,7 @@ class Replay:
     def __init__(
         self, engine: SimulatedEngine, slo: Slo | None = None, concurrency: int | None = None
     ) -> None:
-        self.engine, self.collector = engine, Collector(slo or Slo())
+        self.engine, self.collector = engine, Collector(slo or Slo(), engine.core.scheduler)
         self._concurrency = concurrency
         self._prompts = Prompts(engine.limits.vocab_size)
         self._number = 0

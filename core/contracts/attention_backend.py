@@ -103,10 +103,10 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def plan(self, batch: AttentionBatch) -> None:
-        """Prepare for the layers of this batch, into buffers made by `__init__`. What the last call
-        copied from the host has arrived, so its pinned memory may be written; the layers of that
-        batch may still be running, so what they read on the device changes in stream order only.
-        Must not wait for the device."""
+        """Prepare the layers of this batch, into buffers allocated by `__init__`. Copies of the
+        last call from the host are done, so its pinned memory may be written; that batch's layers
+        may still be running, so what they read changes in stream order only. Must not wait for the
+        device."""
 
     @abstractmethod
     def run(

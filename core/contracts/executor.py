@@ -112,9 +112,9 @@ class Worker(ABC):
         """Sample the rows of the last `forward`; the tokens stay where the next one needs them."""
 
     def launch(self, masks: LogitMasks | None) -> Callable[[], StepResult]:
-        """As `sample`, without waiting for the device: the function waits. The next `forward` may
-        come before it is called, and finds the tokens on the device; call it once, in the order of
-        the steps, on the worker's thread. Default: samples at once."""
+        """As `sample`, without waiting for the device: the returned function waits. It is called
+        once, in the order of the steps, on the worker's thread, maybe after the next `forward`,
+        which finds the tokens on the device. Default: samples at once."""
         result = self.sample(masks)
         return lambda: result
 
@@ -143,9 +143,8 @@ class Executor(ABC):
 
     @property
     def forward_version(self) -> int:
-        """`Worker.forward_version`, read before every plan: when it differs from what it was,
-        sequences that are admitted from then on find no KV of earlier passes in the prefix cache.
-        0 where workers are not at hand, whose model then must not change."""
+        """`Worker.forward_version`, read before every plan: once it changes, sequences admitted
+        find no KV of earlier passes in the prefix cache. 0: the model never changes."""
         return 0
 
     @abstractmethod
@@ -162,12 +161,11 @@ class Executor(ABC):
 
     @abstractmethod
     def sample(self, ticket: Ticket, masks: LogitMasks | None) -> None:
-        """Let the submitted step sample. Called once a ticket, in order. The masks are made while
-        the forward pass runs."""
+        """Let the submitted step sample. Called once per ticket, in order."""
 
     @abstractmethod
     def collect(self, ticket: Ticket) -> StepResult:
-        """Wait for the result of a step. Called once a ticket, in order."""
+        """Wait for the result of a step. Called once per ticket, in order."""
 
     def close(self) -> None:  # noqa: B027
         """Stop the workers. Called once; after an error too."""

@@ -85,25 +85,23 @@ class GrammarEngine(ABC):
     isolated: ClassVar[bool] = True
 
     def prepare(self) -> None:  # noqa: B027
-        """Import and make all that `compile` needs. Called once, in the process that compiles,
-        before the first grammar; everything that is slow and the same for every grammar belongs
-        here. Threads that it starts do not exist where `compile` runs."""
+        """Prepare everything that `compile` needs and that is the same for every grammar. Called
+        once, in the process that compiles. Threads started here do not exist where `compile`
+        runs."""
 
     @abstractmethod
     def compile(self, spec: StructuredOutputsParams) -> bytes:
-        """Compile a grammar. Raises `RequestError`, with a message for the caller, for what is
-        wrong with it or not supported. An exception of any other kind is reported as a failure of
-        this engine."""
+        """Compile a grammar. Raises `RequestError`, with a message for the caller, if it is invalid
+        or not supported; any other exception is a failure of this engine."""
 
     def prepare_load(self) -> None:  # noqa: B027
-        """Import and make all that `load` needs. Called once, in the engine process, on a thread
-        beside the step loop, before the first grammar; of an isolated engine, while the process
-        that compiles is made ready."""
+        """Prepare everything that `load` needs. Called once, in the engine process, on a thread
+        beside the step loop."""
 
     @abstractmethod
     def load(self, data: bytes) -> Grammar:
-        """The grammar of what `compile` gave. Runs on a thread beside the step loop: what takes
-        long should release the interpreter's lock."""
+        """The grammar that `compile` returned. Runs on a thread beside the step loop: long work
+        should release the GIL."""
 
 
 class Spec:

@@ -84,25 +84,23 @@ class GraphRunner(ABC):
 
     @staticmethod
     def batch_sizes(options: Any, max_num_seqs: int) -> tuple[int, ...]:
-        """Numbers of rows of the decode-only batches that this runner would capture, which the
-        attention backend must know when it is made. Asked before anything is made, with the
-        options of the configuration. Default: none."""
+        """Numbers of rows of the decode-only batches that this runner would capture, for the
+        attention backend's context. Called before anything is created. Default: none."""
         return ()
 
     def compile(self) -> dict[str, float]:
-        """Make code ahead of the first forward pass; seconds by name, for the report. The weights
-        are loaded, and the pool is one that goes away again."""
+        """Compile before the first forward pass; returns seconds by name, for the report. The
+        weights are loaded; the KV pool is a temporary one."""
         return {}
 
     def estimate_bytes(self) -> int:
-        """Bytes of the device's memory that `warm_up` will take and keep, beside what is taken
-        already, so that the KV pool leaves them. The pool is the one of `compile`; nothing that is
-        recorded now may stay."""
+        """Bytes of device memory that `warm_up` will take and keep, which the KV pool leaves free.
+        The pool is the one of `compile`; nothing recorded now may stay."""
         return 0
 
     def warm_up(self) -> dict[str, float]:
-        """Record passes, or whatever else needs the KV pool, ahead of the first request; seconds by
-        name, for the report. Called again when the pool is made anew."""
+        """Record passes, or do what else needs the KV pool; returns seconds by name, for the
+        report. Called again when the pool is allocated again."""
         return {}
 
     def captured(self) -> Captured:
@@ -110,16 +108,15 @@ class GraphRunner(ABC):
         return Captured()
 
     def invalidate(self) -> None:  # noqa: B027
-        """What a forward pass launches has changed (`CausalLM.forward_version`): nothing that was
-        compiled, recorded or looked up before may serve again. Called between two steps, when the
-        device is idle; what it runs reads and writes the null block only, which is cleared
-        afterwards. An exception stops the engine. Default: nothing, for a runner that calls
-        `GraphRunnerContext.forward` every time."""
+        """Discard everything compiled, recorded or looked up: what a forward pass launches has
+        changed (`CausalLM.forward_version`). Called between steps, when the device is idle; passes
+        run here use only the null block, which is cleared afterwards. An exception stops the
+        engine. Default: nothing, for a runner that calls `GraphRunnerContext.forward`."""
 
     def padded_rows(self, num_rows: int) -> int:
-        """How many rows a decode-only batch of `num_rows` is padded to, at most `max_num_seqs`.
-        Rows beyond the first `num_rows` read and write the null block, and their results are
-        dropped. Default: none are added. The core asks only runners that override it."""
+        """Rows that a decode-only batch of `num_rows` is padded to, at most `max_num_seqs`. The
+        added ones use the null block and their results are dropped. Default: none; called only if
+        overridden."""
         return num_rows
 
     @abstractmethod
@@ -130,10 +127,9 @@ class GraphRunner(ABC):
 
     def draw(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         """`GraphRunnerContext.draw` of what `forward` has just returned, [B, E] with padding, from
-        a capture. The parameters of the rows are in place. The tensors are the caller's: later
-        calls do not write them. None: the core computes logits and samples itself. Asked for
-        decode-only batches in which no row has a filter, a mask, a processor or logprobs, and only
-        of runners that override it. Default: None."""
+        a capture. The rows' parameters are in place; later calls must not write the tensors
+        returned. None (the default): the core computes logits and samples. Called only if
+        overridden, for decode-only batches without filters, masks, processors and logprobs."""
         return None
 
 

@@ -125,27 +125,24 @@ class KVCacheManager(ABC):
 
     @abstractmethod
     def digest(self, token_ids: NDArray[np.int32], extra: Sequence[bytes]) -> Any:
-        """Whatever makes later lookups of these tokens cheap (hashes of full blocks). Called once
-        a request when it arrives. `extra` are keys of the request (cache salt, adapter); requests
-        whose extra keys differ never share. The result is opaque to the core and is handed to
-        `lookup` and `admit` unchanged."""
+        """Anything that makes later lookups of these tokens cheap (hashes of full blocks), opaque
+        to the core. Called once per request on arrival. Requests whose `extra` keys (cache salt,
+        adapter) differ never share."""
 
     @abstractmethod
     def lookup(self, digest: Any, token_ids: NDArray[np.int32]) -> Match:
-        """The longest reusable prefix, at most `len(token_ids) - 1` tokens, so that at least one
-        token is always recomputed. Changes nothing but statistics kept by `admit`."""
+        """The longest reusable prefix, at most `len(token_ids) - 1` tokens: at least one token is
+        always recomputed. Changes nothing."""
 
     @abstractmethod
     def admit(self, slot: int, digest: Any, match: Match, total: int) -> Sequence[BlockCopy] | None:
-        """Give `slot` the matched blocks and new ones up to `total` tokens. None when blocks do
-        not suffice: then nothing has changed. The copies returned must run before the forward
-        pass."""
+        """Give `slot` the matched blocks and new ones up to `total` tokens. Returns copies to run
+        before the forward pass; None, and nothing changes, when there are too few blocks."""
 
     @abstractmethod
     def extend(self, slots: NDArray[np.intp], totals: NDArray[np.int64]) -> int:
-        """Make room for `totals[i]` tokens in `slots[i]`, in order; stop at the first that does
-        not fit and return how many did. Those before it keep what they got. Copies that this causes
-        are fetched by `take_copies`."""
+        """Make room for `totals[i]` tokens in `slots[i]`, in order, up to the first that does not
+        fit; returns how many did. The copies are fetched by `take_copies`."""
 
     @abstractmethod
     def commit(
@@ -156,31 +153,27 @@ class KVCacheManager(ABC):
         same array, in which these tokens stay until the slot is released or truncated."""
 
     def catch_up(self) -> None:  # noqa: B027
-        """Do what `commit` put off, such as hashing. Called once a step while the device computes,
-        when it costs nobody time. A manager that puts work off does it by itself before any answer
-        that depends on it."""
+        """Do what `commit` deferred, such as hashing. Called once per step while the device
+        computes. A manager that defers work does it itself before any answer that depends on it."""
 
     @abstractmethod
     def truncate(self, slot: int, total: int) -> None:
         """Drop what lies beyond `total` tokens (rejected speculation). Where `total` ends in a
-        block that others use or may find, the slot gets a copy of it, which is fetched by
-        `take_copies`. Raises `CapacityError` when there is no block for the copy: then nothing has
-        changed."""
+        block that others use or may find, the slot gets a copy, fetched by `take_copies`. Raises
+        `CapacityError`, and nothing changes, when there is no block for the copy."""
 
     @abstractmethod
     def fork(self, parent: int, child: int, total: int) -> Sequence[BlockCopy] | None:
-        """Let slot `child` share the first `total` tokens of `parent`, with room for one token
-        more. A block that `child` will write into is copied. None when blocks do not suffice."""
+        """Let slot `child` share the first `total` tokens of `parent`, with room for one more. A
+        block that `child` will write to is copied. None when there are too few blocks."""
 
     @abstractmethod
     def release(self, slot: int) -> None:
-        """The slot is done or preempted. Published blocks stay reusable until evicted. Nothing
-        happens to a slot that is empty."""
+        """Free a slot, which may be empty. Published blocks stay reusable until evicted."""
 
     @abstractmethod
     def fits(self, total: int) -> int | None:
-        """None when a request of `total` tokens can ever fit into the empty pool, else the largest
-        number of tokens that can."""
+        """None when `total` tokens fit into the empty pool, else the largest number that does."""
 
     @abstractmethod
     def stats(self) -> KVStats:
@@ -188,33 +181,31 @@ class KVCacheManager(ABC):
 
     @abstractmethod
     def reset_prefix_cache(self) -> bool:
-        """Forget all reusable content. False when blocks in use prevent it; then nothing is
-        forgotten."""
+        """Forget all reusable content. False, and nothing changes, when blocks are in use."""
 
     def take_copies(self) -> Sequence[BlockCopy]:
-        """Copies that `extend` or `truncate` has caused since the last call (evicted content that
-        goes to the host). Called after them and before any other call that allocates. The core
-        skips managers that do not override it."""
+        """Copies that `extend` or `truncate` caused since the last call. Called after them and
+        before any other call that allocates; skipped for managers that do not override it."""
         return ()
 
     def swap_out(self, slot: int, num_tokens: int) -> SwapOut | None:
-        """Move the KV of a slot's first `num_tokens` tokens to the host pool; the slot is then
-        empty. None when the manager has no host pool or it is full: then nothing has changed.
-        Called only while no step is in flight."""
+        """Move the KV of a slot's first `num_tokens` tokens to the host pool and empty the slot.
+        None, and nothing changes, when the pool is full or absent. Called only while no step is in
+        flight."""
         return None
 
     def swap_in(self, slot: int, handle: Any, total: int) -> Sequence[BlockCopy] | None:
-        """Bring back into an empty slot, not necessarily the same one, what `swap_out` moved, with
-        room for `total` tokens. None when blocks do not suffice: then nothing has changed and the
-        handle stays good; otherwise it is used up."""
+        """Bring back what `swap_out` moved into an empty slot, not necessarily the same one, with
+        room for `total` tokens. None when there are too few blocks: the handle stays valid, else
+        it is used up."""
         return None
 
     def swap_drop(self, handle: Any) -> None:  # noqa: B027
         """Forget what `swap_out` moved: the sequence was aborted."""
 
     def block_states(self) -> NDArray[np.uint8] | None:
-        """A `BlockState` for each block but the null block, uint8[num_blocks - 1], for people to
-        look at. Called between steps while somebody does. None: the manager does not tell."""
+        """A `BlockState` for each block but the null block, uint8[num_blocks - 1], for display.
+        Called between steps. None: not supported."""
         return None
 
     def check(self) -> None:  # noqa: B027

@@ -75,8 +75,8 @@ class LogitsProcessor(ABC):
         self, slots: NDArray[np.intp], token_ids: NDArray[np.int32]
     ) -> Sequence[Ending] | None:
         """The tokens int32[n] were sampled and kept for the slots intp[n] (only attached ones,
-        each once). A host processor may end sequences: those that it returns generate nothing more.
-        Of a device processor nothing is taken."""
+        each once). Sequences that a host processor returns end here; a device processor returns
+        None."""
         return None
 
     def rollback(self, slot: int, num_tokens: int) -> None:  # noqa: B027
@@ -89,14 +89,13 @@ class LogitsProcessor(ABC):
 
 
 class DeviceLogitsProcessor(LogitsProcessor):
-    """Edits logits on the device. The forward pass may still be running: nothing here waits for the
-    device, neither for values nor for copies from pageable memory (`octavo.testing` has
-    `asynchronous_device` to see it)."""
+    """Edits logits on the device. The forward pass may still be running: nothing here may wait for
+    the device, neither for values nor for copies from pageable memory (see
+    `octavo.testing.asynchronous_device`)."""
 
     def device_bytes(self) -> int:
-        """Bytes of the device's memory that it may come to take beyond those that it has taken
-        when it is made, as tables that are made when they are first needed. Asked for once; a GPU's
-        KV pool leaves them free."""
+        """Bytes of device memory that it may allocate later, such as tables built when first
+        needed; a GPU's KV pool leaves them free. Called once."""
         return 0
 
     @abstractmethod
@@ -111,9 +110,8 @@ class HostLogitsProcessor(LogitsProcessor):
     @abstractmethod
     def mask(self, slots: NDArray[np.intp], bitmask: NDArray[np.int32]) -> Sequence[Ending] | None:
         """Clear the bits of forbidden tokens in int32[n, ceil(V / 32)], row i for slots[i]. Rows
-        arrive with all bits set, or as an earlier processor left them. Called while the forward
-        pass of these rows may be running. Sequences that it returns end here: what the step samples
-        for them is dropped."""
+        come with all bits set, or as an earlier processor left them. The forward pass of these rows
+        may be running. Sequences returned end here; their sampled tokens are dropped."""
 
 
 class Spec:

@@ -138,9 +138,9 @@ class CausalLM(ABC):
         """One a layer, in layer order."""
 
     def decoder_spec(self) -> DecoderSpec | None:
-        """The model's parts when `forward` is exactly what `DecoderSpec` describes, else None (as
-        where a layer is split over ranks, wrapped or hooked). Asked for after the weights were
-        loaded, and again when `forward_version` was raised."""
+        """The layers when `forward` is exactly what `DecoderSpec` describes, else None (a layer is
+        split over ranks, wrapped or hooked). Called once the weights are loaded, and again when
+        `forward_version` changed."""
         return None
 
 

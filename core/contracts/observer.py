@@ -26,7 +26,7 @@ class PreemptionRecord:
     num_computed: int  # tokens whose KV it had
     num_blocks: int  # that held them
     reason: str  # the preemption policy's, or why a swap became a recompute
-    lost_to: tuple[int, str] | None = None  # handle it gave way to, which lacked `seat` or `blocks`
+    lost_to: tuple[int, str] | None = None  # handle it gave way to, which lacked `slot` or `blocks`
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,14 +114,14 @@ class SchedulerPolicy(ABC):
         """Number of waiting requests."""
 
     def order(self, view: RunningView) -> NDArray[np.intp] | None:
-        """Permutation of `range(B)`: who gets tokens first among the running. None: decodes first,
-        then by time of admission. Called only when the budget or the blocks may not suffice."""
+        """Permutation of `range(B)`: who gets tokens first. None: decodes, then by admission.
+        Called only when budget or blocks may not suffice."""
         return None
 
     def cap(self, view: RunningView, want: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Largest number of tokens for each running request this step, given what each wants
-        (int64[B], at least 1). None: no cap. Called only in steps with prefill. When nothing else
-        runs, one row gets one token whatever the cap."""
+        """Maximum tokens of each running request this step, given what each wants (int64[B], at
+        least 1). None: no cap. Called only in steps with prefill. When nothing else runs, one row
+        gets one token whatever the cap."""
         return None
 
     def admit_cap(self, request: WaitingRequest, want: int) -> int:
@@ -130,8 +130,8 @@ class SchedulerPolicy(ABC):
         return want
 
     def victim_keys(self, view: RunningView) -> NDArray[np.float64]:
-        """One key a running request, float64[B]; the largest is preempted first. Called only when
-        blocks are short. Default: the latest arrival gives way."""
+        """One key per running request, float64[B]; the largest is preempted first. Called only
+        when blocks run out. Default: the latest arrival."""
         return view.arrival
 
     def preempts(self, request: WaitingRequest, view: RunningView) -> int | None:
@@ -142,8 +142,8 @@ class SchedulerPolicy(ABC):
         return None
 
     def take(self, request: WaitingRequest) -> None:
-        """A composition admitted this request of the queue, which need not be the next one: take
-        it out, and account for it as `pop` does."""
+        """Take out this request of the queue, which a composition admitted and which need not be
+        the next one; account for it as `pop` does."""
         self.remove(request.handle)
 
     def class_of(self, request: WaitingRequest) -> Hashable:
@@ -152,13 +152,13 @@ class SchedulerPolicy(ABC):
         return None
 
     def classes(self, view: RunningView) -> NDArray[np.int64] | None:
-        """One number a class for each running request, int64[B], equal where `class_of` is. None:
-        this policy has no classes."""
+        """A number for the class of each running request, int64[B], equal where `class_of` is.
+        None: this policy has no classes."""
         return None
 
     def on_step(self, view: RunningView, scheduled: NDArray[np.int64]) -> None:  # noqa: B027
-        """Told once a step how many tokens each running request was given (int64[B]). Override to
-        account for service; the core skips policies that do not."""
+        """Called once per step with the tokens that each running request was given (int64[B]);
+        skipped for policies that do not override it."""
 
     def waiting(self) -> Iterable[WaitingRequest]:
         """All waiting requests in any order, for shutdown and inspection."""

@@ -1,4 +1,4 @@
-"""`python -m octavo.engine.grammar.compile_main FD`: the process that compiles grammars.
+"""`python -m octavo.engine.grammar.compile_main FD PARENT`: the process that compiles grammars.
 
 It makes the grammar engine once, which is slow, and forks a child for every grammar, which is
 fast: so a grammar that takes too long or too much memory is killed alone, at no cost for the next.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import signal
 import sys
 import time
@@ -25,6 +24,7 @@ from octavo.core.contracts.grammar_engine import (
 from octavo.core.errors import OctavoError, RequestError
 from octavo.core.structured_outputs import PARAM
 from octavo.engine.grammar import wire
+from octavo.kernels.child_process import end_with_parent, ignore_signals, limit_memory
 
 NICENESS = 10
 """Children give way to the engine."""
@@ -38,10 +38,10 @@ class _Child:
     deadline: float
 
 
-def main(fd: int) -> int:
+def main(fd: int, parent: int) -> int:
     """Until the other end closes the connection."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    ignore_signals()
+    end_with_parent(parent)
     connection = Connection(fd)
     with contextlib.suppress(EOFError, OSError):
         start = wire.to_compiler.decode(connection.recv_bytes())
@@ -78,6 +78,7 @@ class Compiling:
 
     def __init__(self, connection: Connection, start: wire.Start, engine: GrammarEngine) -> None:
         self._connection, self._start, self._engine = connection, start, engine
+        self._pid = os.getpid()
         self._waiting: deque[wire.Job] = deque()
         self._children: dict[Connection, _Child] = {}
 
@@ -129,13 +130,13 @@ class Compiling:
         self._children[answer] = _Child(job, pid, answer, deadline)
 
     def _be_child(self, job: wire.Job, answer: Connection) -> None:
-        _die_with_parent()
+        end_with_parent(self._pid)  # one that outlives it would compile for nobody
         self._connection.close()
         for connection in self._children:
             connection.close()
         with contextlib.suppress(OSError):
             os.nice(NICENESS)
-        _limit_memory(self._start.memory_bytes)
+        limit_memory(self._start.memory_bytes)
         answer.send_bytes(wire.encode(compile_one(self._engine, job, self._start.max_bytes)))
 
     def _finish(self, connection: Connection) -> None:
@@ -203,25 +204,5 @@ def _kill(pid: int) -> None:
         os.waitpid(pid, 0)
 
 
-def _die_with_parent() -> None:
-    """A child that outlives this process would compile for nobody."""
-    if sys.platform == "linux":
-        import ctypes
-
-        parent = os.getppid()
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-        if os.getppid() != parent or parent == 1:
-            os._exit(1)
-
-
-def _limit_memory(num_bytes: int) -> None:
-    """At most so much address space beyond what the process has."""
-    with contextlib.suppress(OSError, ValueError):
-        with open("/proc/self/statm", encoding="ascii") as file:
-            pages = int(file.read().split()[0])
-        limit = pages * os.sysconf("SC_PAGE_SIZE") + num_bytes
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

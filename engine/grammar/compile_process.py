@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import signal
-import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from octavo.core.envvars import child_environment
 from octavo.engine.grammar import wire
+from octavo.kernels import child_process
 
 logger = logging.getLogger(__name__)
 
 Answer = wire.Compiled | wire.Refused | wire.Dropped | wire.Broken
 
 _MAIN = "octavo.engine.grammar.compile_main"
+_ENVIRONMENT = {**child_process.ONE_THREAD, "TOKENIZERS_PARALLELISM": "false"}
 
 
 class CompileProcess:
@@ -29,17 +25,10 @@ class CompileProcess:
     there, once, when the process has ended, with the reason."""
 
     def __init__(self, on_answer: Callable[[Answer], None], on_end: Callable[[str], None]) -> None:
-        ours, theirs = socket.socketpair()
-        with ours, theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", _MAIN, str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env=_environment(),
-            )
-            self._connection = Connection(ours.detach())
+        self._process, ours = child_process.spawn_connected(
+            _MAIN, environment=_ENVIRONMENT, output=2
+        )
+        self._connection = Connection(ours.detach())
         self._on_answer, self._on_end = on_answer, on_end
         self._lock = threading.Lock()
         self.ended = False
@@ -58,8 +47,7 @@ class CompileProcess:
     def close(self) -> None:
         """End the process and what it forked. More than one call is harmless."""
         if not self.ended:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            child_process.kill(self._process)
             self._process.wait()
             self.ended = True
 
@@ -74,9 +62,3 @@ class CompileProcess:
         self.close()
         self._connection.close()
         self._on_end(f"ended with status {self._process.returncode}")
-
-
-def _environment() -> dict[str, str]:
-    """For a process that computes on one thread."""
-    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    return {**child_environment(), **one_thread, "TOKENIZERS_PARALLELISM": "false"}

@@ -52,7 +52,6 @@ def _part(outputs: EngineOutputs, client: int, owners: NDArray[np.int64]) -> Eng
         cached={h: count for h, count in outputs.cached.items() if h >> SHIFT == client},
         logprobs=None if outputs.logprobs is None else _logprobs(outputs.logprobs, rows),
         prompt_logprobs=[p for p in outputs.prompt_logprobs if p.handle >> SHIFT == client],
-        stats=outputs.stats,
     )
 
 

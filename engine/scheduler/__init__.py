@@ -1,1 +1,1 @@
-"""What is computed in the next step."""
+"""Decides what is computed in the next step."""

@@ -1,50 +1,80 @@
-"""Scheduler mechanics: from the state of all sequences to a `StepPlan`, and back from its result.
+"""The scheduler: from the state of all sequences to a `StepPlan`, and back from its result.
 
-One plan before every forward pass. There is no prefill request and no decode request: a sequence
-has `num_computed` and `num_tokens`, and a step advances the first toward the second. Sequences that
-run go first, then waiting ones, within two budgets (`max_num_seqs`, `max_num_batched_tokens`). The
-policy orders; this module never looks at anything but what the policy's contract returns.
+One plan before every forward pass. There are no prefill and decode requests: a sequence has
+`num_computed` and `num_tokens`, and a step advances the first toward the second. Running sequences
+go first, then waiting ones, within two budgets (`max_num_seqs`, `max_num_batched_tokens`). The
+policy orders; the scheduler uses nothing of it but what its contract returns.
 
-State advances when a step is planned, so that step N + 1 can be planned while N runs. What a step
-turns out to be worth (token ids, ends) is applied by `commit`. Slots and blocks that are given up
-while a step is in flight are reused only after it was committed.
+State advances when a step is planned, so that step N + 1 can be planned while step N runs. Token
+ids, and the ends that follow from them, are applied by `commit`. Slots and blocks given up while a
+step is in flight are reused only after its commit.
+
+`Scheduler` decides the order of events; each of its collaborators does one thing with the few
+objects that it is given (`SlotTable`, `KVCache`, policy, limits), and none knows the scheduler.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
-from typing import Any
+from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from octavo.core.contracts.kv_cache_manager import KVCacheManager
 from octavo.core.contracts.preemption_policy import PreemptionPolicy
 from octavo.core.contracts.scheduler_policy import SchedulerPolicy, WaitingRequest
 from octavo.core.errors import RequestError, RequestTooLong
 from octavo.core.messages import (
+    AdmittedRow,
     EngineOutputs,
     EngineRequest,
     Finish,
-    SchedulerStats,
     StepPlan,
     StepResult,
 )
 from octavo.engine.scheduler.admission import Admission
-from octavo.engine.scheduler.copies import CopyList
 from octavo.engine.scheduler.growth import Growth
+from octavo.engine.scheduler.kv_cache import KVCache
 from octavo.engine.scheduler.planning import Planner
 from octavo.engine.scheduler.preemption import Preemption
-from octavo.engine.scheduler.prefix_counts import PrefixCounts
+from octavo.engine.scheduler.release import SlotReleaser
 from octavo.engine.scheduler.results import Results
-from octavo.engine.scheduler.state import Phase, RowSet, Sequence, SlotTable, StopTokens
-from octavo.engine.scheduler.step import InFlight, SchedulerLimits
+from octavo.engine.scheduler.sequences import LiveSequences
+from octavo.engine.scheduler.state import SequenceState, SlotTable
+from octavo.engine.scheduler.step import PendingStep, SchedulerLimits
+
+_NONE = np.empty(0, np.int32)
+
+
+class SchedulerStats(msgspec.Struct, kw_only=True):
+    """The scheduler's state now. Blocks, queries and hits as in `KVStats`."""
+
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_free_blocks: int
+    num_evictable_blocks: int
+    prefix_queries: int
+    prefix_hits: int
+    num_preemptions: int
+    """Since start."""
+    num_swapped: int
+    """Sequences that wait with their KV in the host pool."""
+    num_swap_outs: int
+    """Preemptions by swapping, since start."""
+    num_swap_ins: int
+    """Since start."""
+    num_swap_blocks: int
+    num_free_swap_blocks: int
+    host_cache_blocks: int
+    host_cache_used: int
+    host_cache_queries: int
+    host_cache_hits: int
 
 
 class Scheduler:
-    """Owns slots, budgets and the order of events. Single-threaded."""
+    """Plans steps and applies their results. Single-threaded."""
 
     def __init__(
         self,
@@ -54,33 +84,39 @@ class Scheduler:
         preemption: PreemptionPolicy,
         clock: Callable[[], float],
     ) -> None:
-        self.limits, self.kv, self.policy = limits, kv, policy
-        self.clock = clock
-        self.slots = SlotTable(limits.max_num_seqs, limits.max_model_len)
-        self.sequences: dict[int, Sequence] = {}
-        self.decoding, self.prefilling = RowSet(), RowSet()
-        self.in_flight: deque[InFlight] = deque()
-        self.copies = CopyList()
-        self.prefix_counts = PrefixCounts(kv)
-        self.preemption = Preemption(self, preemption)
-        self.admission = Admission(self)
-        self.growth = Growth(self)
-        self.stops = StopTokens(limits.vocab_size)
-        self.on_finished: Callable[[Sequence, str], None] | None = None
-        self._planner, self._results = Planner(self), Results(self)
-        self._released: list[int] = []
-        self._leaving: list[tuple[int, int]] = []
-        self._finished: list[Finish] = []
+        self.limits, self.kv, self.policy, self.clock = limits, kv, policy, clock
+        self.in_flight: deque[PendingStep] = deque()
+        self.slots = slots = SlotTable(limits.max_num_seqs, limits.max_model_len, clock)
+        self.cache = cache = KVCache(kv)
+        self.preemption = Preemption(slots, cache, preemption, limits.block_size)
+        self.live = LiveSequences(slots, cache, policy, self.preemption, limits.vocab_size)
+        self.sequences = self.live.by_handle
+        self._admission = Admission(limits, slots, cache, policy, self.sequences)
+        self._growth = Growth(slots, cache, limits.block_size)
+        self._planner = Planner(limits, slots, policy)
+        self._results = Results(slots, kv, self.live, clock)
+        self._releaser = SlotReleaser(slots, kv, self.in_flight)
         self._cached: dict[int, int] = {}
         self._steps = 0
-        self._extra_keys: list[bytes] = []
 
     # ---- requests -------------------------------------------------------------------------------
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request, or raise `RequestError` when it can never run."""
         self.check(request)
-        self._enqueue(request, len(request.token_ids))
+        now, count = self.clock(), len(request.token_ids)
+        total = min(count + request.max_tokens, self.limits.max_model_len)
+        room = self.kv.fits(total)
+        self.live.add(
+            SequenceState(
+                request=request,
+                waiting=WaitingRequest(request.handle, now, count, request.priority, request.user),
+                known=request.token_ids,
+                digest=self.cache.digest(request, request.token_ids),
+                max_total=total if room is None else room,
+                arrival=now,
+            )
+        )
 
     def check(self, request: EngineRequest) -> None:
         """Raise `RequestError` for a request that can never run."""
@@ -113,129 +149,142 @@ class Scheduler:
                 code="context_length_exceeded",
             )
 
-    def _enqueue(self, request: EngineRequest, count: int) -> None:
-        now = self.clock()
-        total = min(count + request.max_tokens, self.limits.max_model_len)
-        room = self.kv.fits(total)
-        sequence = Sequence(
-            request=request,
-            waiting=WaitingRequest(request.handle, now, count, request.priority, request.user),
-            known=request.token_ids,
-            digest=self.digest(request, request.token_ids),
-            max_total=total if room is None else room,
-            arrival=now,
-        )
-        self.sequences[request.handle] = sequence
-        self.stops.add(request)
-        parent = self.sequences.get(request.parent) if request.parent is not None else None
-        if parent is not None and parent.first_token_at is None:
-            parent.children.append(sequence)  # it queues when the prompt it shares is computed
-        else:
-            self.queue(sequence)
-
-    def digest(self, request: EngineRequest, token_ids: NDArray[np.int32]) -> Any:
-        """What finds these tokens of a request in the prefix cache."""
-        return self.kv.digest(token_ids, [*request.extra_keys, *self._extra_keys])
-
     def forward_changed(self, version: int) -> None:
-        """The model's forward pass is another (`CausalLM.forward_version`): no KV that was computed
-        before is found by a sequence that is not running now."""
-        self._extra_keys = [b"forward:%d" % version]
+        """The model's forward pass changed (`CausalLM.forward_version`): sequences that do not run
+        now no longer find KV computed before."""
+        self.cache.set_forward_version(version)
         for sequence in self.sequences.values():
             if sequence.slot < 0 and sequence.swapped is None:
-                sequence.digest = self.digest(sequence.request, sequence.known)
+                sequence.digest = self.cache.digest(sequence.request, sequence.known)
         self.kv.reset_prefix_cache()  # at once where nothing runs, else block by block
-
-    def queue(self, sequence: Sequence) -> None:
-        """Hand a sequence without a slot to the policy."""
-        sequence.waiting.num_cached = self.admission.match(sequence).num_tokens
-        self.policy.add(sequence.waiting)
 
     def abort(
         self,
-        handles: Seq[int],
+        handles: Sequence[int],
         reason: str = "abort",
         error: str | None = None,
         code: str | None = None,
     ) -> None:
-        """End sequences wherever they are. Unknown handles are ignored: they may just have ended.
-        error, code: as in `Finish`.
-        The `Finish` comes with the outputs of the next `commit`, or by `take_outputs`."""
+        """End sequences, running or waiting. Unknown handles are ignored: they may just have ended.
+        error, code: as in `Finish`. The `Finish` comes with the outputs of the next `commit`, or
+        by `take_outputs`."""
         for handle in handles:
             sequence = self.sequences.get(handle)
             if sequence is not None:
                 finish = Finish(handle=handle, reason=reason, error=error, code=code)
-                self.finish(sequence, finish)
-        self._let_leave()
+                self.live.finish(sequence, finish)
+        self._releaser.release_vacated()
 
     def refuse(self, handle: int, reason: str, error: RequestError | None = None) -> None:
-        """End a request that was never queued; its `Finish` comes as that of `abort` does."""
+        """End a request that was never added; its `Finish` comes as that of `abort` does."""
         finish = Finish(handle=handle, reason=reason)
         if error is not None:
             finish.error, finish.param, finish.code = error.message, error.param, error.code
-        self._finished.append(finish)
-
-    @property
-    def num_preemptions(self) -> int:
-        """Since start."""
-        return self.preemption.num_preemptions
-
-    @property
-    def num_running(self) -> int:
-        return len(self.decoding) + len(self.prefilling)
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self.policy)
-
-    @property
-    def num_swapped(self) -> int:
-        """Waiting sequences whose KV is on the host."""
-        return self.preemption.num_swapped
+        self.live.refuse(finish)
 
     def has_work(self) -> bool:
         """Whether a plan could be made, or a result or a `Finish` is still to come."""
-        return bool(self.sequences or self.in_flight or self._finished)
+        return bool(self.sequences or self.in_flight or self.live.any_finished)
 
     # ---- planning -------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
         """The next step, or None when there is nothing to compute, or nothing before a step in
         flight is committed."""
-        if not self.growth.make_room() or not self.admission.make_way():
+        slots = self.slots
+        while (slot := self._growth.extend(self._steps)) is not None:
+            if self.in_flight:
+                return None
+            assert slots.num_running > 1, "one sequence alone cannot be short of blocks"
+            self._preempt(self._choose_victim(), int(slots.handle[slot]), "blocks")
+        if self._admission.may_preempt and len(self.policy) and not self._preempt_for_waiting():
             return None
-        budget = self.limits.max_num_batched_tokens - len(self.decoding)
-        chunks = self._planner.chunks(budget) if len(self.prefilling) else None
+        budget = self.limits.max_num_batched_tokens - len(slots.decoding)
+        chunks = self._planner.chunks(budget) if len(slots.prefilling) else None
         if chunks is not None:
             budget -= int(chunks.sum())
-        admitted, chunks = self.admission.admit(budget, chunks)
-        if not self.num_running:
+        admitted, chunks = self._admission.admit(budget, chunks)
+        if admitted:
+            self._note_admitted(admitted)
+        if not slots.num_running:
             return None
-        plan = self._planner.build(self._steps, admitted, chunks)
-        if plan is not None:
-            self._steps += 1
-        return plan
+        step = self._planner.plan(self._steps, chunks)
+        if step is None:
+            return None
+        self._steps += 1
+        return self._describe(step, admitted)
+
+    def _choose_victim(self) -> int:
+        """Slot of the running sequence that gives way; among equals the one admitted last."""
+        running = self.slots.running
+        keys = self.policy.victim_keys(self.slots.view(running))
+        return int(running[len(running) - 1 - int(np.argmax(keys[::-1]))])
+
+    def _preempt_for_waiting(self) -> bool:
+        """Let the policy preempt for the next waiting request, where that lacks a slot or blocks.
+        False when that must wait for a step in flight: the victim's last token is not known yet."""
+        if any(step.ending or step.deferred for step in self.in_flight):
+            return True  # a step in flight is about to free some
+        while (claim := self._admission.find_victim()) is not None:
+            if self.in_flight:
+                return False
+            self._preempt(*claim)
+        return True
+
+    def _preempt(self, slot: int, by: int, why: str) -> None:
+        sequence = self.preemption.preempt(slot, by, why)
+        self._releaser.release_vacated()
+        self.live.queue(sequence)
+
+    def _note_admitted(self, rows: list[AdmittedRow]) -> None:
+        for row in rows:
+            sequence = self.sequences[row.handle]
+            if sequence.swapped is not None:
+                self.preemption.count_swap_in(sequence)
+            if sequence.admitted_at is None:
+                sequence.admitted_at = self.clock()
+                sequence.num_cached = self._cached[row.handle] = row.num_computed
+
+    def _describe(self, step: PendingStep, admitted: list[AdmittedRow]) -> StepPlan:
+        """The plan of a step, which is in flight from now on."""
+        copies, step.num_host_copies = self.cache.take_copies()
+        step.num_copies = copies.shape[1]
+        step.log = self.preemption.take_log()
+        freed = self._releaser.take_freed()
+        self.in_flight.append(step)
+        return StepPlan(
+            step=step.step,
+            slots=step.batch,
+            counts=step.counts,
+            num_decodes=step.num_decodes,
+            sample_rows=step.sample_rows,
+            layout=self._planner.layout,
+            released=np.asarray(freed, np.int32) if freed else _NONE,
+            appended=self._growth.take_appended(),
+            copies=copies,
+            admitted=admitted,
+        )
 
     def catch_up(self) -> None:
-        """Do what nobody waits for. Called when a step has just been handed to the executor."""
+        """Do deferred work. Called when a step has just been handed to the executor."""
         self.kv.catch_up()
 
     # ---- results --------------------------------------------------------------------------------
 
     def commit(self, result: StepResult) -> EngineOutputs:
         """Apply the oldest step in flight: append tokens, end sequences, publish blocks."""
-        record = self.in_flight.popleft()
-        assert record.step == result.step, f"expected step {record.step}, got {result.step}"
-        outputs = self._results.apply(record, result)
-        self.preemption.observe(record, result)
-        self._let_leave()
-        for slot in record.deferred:
-            self._release(slot)
+        step = self.in_flight.popleft()
+        assert step.step == result.step, f"expected step {step.step}, got {result.step}"
+        outputs = self._results.apply(step, result)
+        self.preemption.observe(step, result)
+        self._releaser.release_vacated()
+        if step.deferred:
+            self._releaser.free(step.deferred)
         return self._complete(outputs)
 
     def take_outputs(self) -> EngineOutputs | None:
-        """What ended without a step (aborts of waiting sequences), or None."""
-        if not self._finished:
+        """Sequences that ended without a step (aborted while waiting), or None."""
+        if not self.live.any_finished:
             return None
         empty = np.empty(0, np.int64)
         return self._complete(
@@ -243,91 +292,38 @@ class Scheduler:
         )
 
     def _complete(self, outputs: EngineOutputs) -> EngineOutputs:
-        outputs.finished, self._finished = self._finished, []
+        outputs.finished = self.live.take_finished()
         if self._cached:
             outputs.cached, self._cached = self._cached, {}
-        outputs.stats = self.stats()
         return outputs
 
-    # ---- leaving --------------------------------------------------------------------------------
-
-    def finish(self, sequence: Sequence, finish: Finish) -> None:
-        """End a sequence. If it has a slot, this is free after the next `_let_leave`."""
-        finish.num_preemptions = sequence.num_preemptions
-        del self.sequences[sequence.handle]
-        self.stops.remove(sequence.request)
-        self.queue_children(sequence)
-        slot = sequence.slot
-        if slot >= 0:
-            sequence.num_output = int(self.slots.num_tokens[slot]) - sequence.num_prompt
-            self._unseat(slot)
-        else:
-            sequence.num_output = len(sequence.known) - sequence.num_prompt
-            self.policy.remove(sequence.handle)
-            self.preemption.forget(sequence)
-        self._finished.append(finish)
-        if self.on_finished is not None:
-            self.on_finished(sequence, finish.reason)
-
-    def queue_children(self, sequence: Sequence) -> None:
-        """The prompt that these choices share is computed, or nobody computes it any more."""
-        for child in sequence.children:
-            if child.handle in self.sequences:
-                self.queue(child)
-        sequence.children = []
-
-    def vacate(self, slot: int) -> None:
-        """Take the sequence off its slot: it was preempted."""
-        self._unseat(slot)
-        self._let_leave()
-
-    def _unseat(self, slot: int) -> None:
-        self._leaving.append((slot, int(self.slots.phase[slot])))
-        self.slots.unseat(slot)
-
-    def _let_leave(self) -> None:
-        """Take the rows of sequences without a slot out of the batch. Their slots are free now, or
-        after the newest step in flight, which may still write into their blocks."""
-        if not self._leaving:
-            return
-        leaving, self._leaving = self._leaving, []
-        for phase, rows in ((Phase.DECODE, self.decoding), (Phase.PREFILL, self.prefilling)):
-            if any(was == phase for _, was in leaving):
-                rows.keep(self.slots.phase[rows.slots] == phase)
-        for slot, _ in leaving:
-            if self.in_flight:
-                self.in_flight[-1].deferred.append(slot)
-            else:
-                self._release(slot)
-
-    def _release(self, slot: int) -> None:
-        self.kv.release(slot)
-        self.growth.left(slot)
-        self._released.append(slot)
-        self.slots.give_back(slot)
-
-    def take_released(self) -> list[int]:
-        """Slots that became free since the last call."""
-        released, self._released = self._released, []
-        return released
-
     # ---- inspection -----------------------------------------------------------------------------
-
-    def note_admission(self, sequence: Sequence, num_cached: int) -> None:
-        """Called by admission when a sequence has just been seated."""
-        self.growth.seated(sequence.slot)
-        if sequence.admitted_at is None:
-            sequence.admitted_at = self.clock()
-            sequence.num_cached = num_cached
-            self._cached[sequence.handle] = num_cached
 
     @property
     def num_steps(self) -> int:
         """Steps planned so far."""
         return self._steps
 
+    @property
+    def num_running(self) -> int:
+        return self.slots.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.policy)
+
+    @property
+    def num_preemptions(self) -> int:
+        """Since start."""
+        return self.preemption.num_preemptions
+
+    @property
+    def num_swapped(self) -> int:
+        """Waiting sequences whose KV is in the host pool."""
+        return self.preemption.num_swapped
+
     def stats(self) -> SchedulerStats:
-        kv, preemption = self.prefix_counts.stats(), self.preemption
+        kv, preemption = self.cache.stats(), self.preemption
         return SchedulerStats(
             num_running=self.num_running,
             num_waiting=self.num_waiting,

@@ -8,37 +8,39 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Swapped:
-    """A sequence on the host: its first `num_tokens` tokens in `blocks`. `state`: what the manager
-    knows of them beside."""
+class SwappedSequence:
+    """A sequence in the host pool."""
 
     blocks: list[int]
+    """Host blocks, in order."""
     num_tokens: int
+    """Leading tokens of the sequence whose KV they hold."""
     state: Any
+    """Whatever else the manager needs to bring it back."""
 
 
 class SwapPool:
-    """Host blocks 0 to `num_blocks` - 1, for sequences that gave way."""
+    """Host blocks 0 to `num_blocks` - 1, for preempted sequences."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._live: dict[int, Swapped] = {}
+        self._live: dict[int, SwappedSequence] = {}
 
     @property
     def num_free(self) -> int:
         return len(self._free)
 
-    def put(self, count: int, num_tokens: int, state: Any) -> Swapped | None:
-        """Room for `count` blocks, or None."""
+    def put(self, count: int, num_tokens: int, state: Any) -> SwappedSequence | None:
+        """Take `count` blocks; None when there are not so many."""
         if count > len(self._free):
             return None
-        swapped = Swapped([self._free.pop() for _ in range(count)], num_tokens, state)
+        swapped = SwappedSequence([self._free.pop() for _ in range(count)], num_tokens, state)
         self._live[id(swapped)] = swapped
         return swapped
 
-    def drop(self, swapped: Swapped) -> None:
-        """Its blocks are free again."""
+    def drop(self, swapped: SwappedSequence) -> None:
+        """Free its blocks."""
         del self._live[id(swapped)]
         self._free.extend(reversed(swapped.blocks))
 
@@ -49,14 +51,14 @@ class SwapPool:
 
 
 class HostCache:
-    """Evicted content by hash, least recently used first; host blocks from `first` on.
-
-    queries, hits: tokens that were looked for and found here, since start.
-    """
+    """Evicted content by hash, least recently used first; host blocks from `first` on."""
 
     def __init__(self, first: int, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.queries = self.hits = 0
+        self.queries = 0
+        """Tokens looked up here, since start."""
+        self.hits = 0
+        """Tokens found here, since start."""
         self._first = first
         self._block_of: OrderedDict[bytes, int] = OrderedDict()
         self._free = list(range(first + num_blocks - 1, first - 1, -1))
@@ -83,11 +85,11 @@ class HostCache:
         return block
 
     def take(self, key: bytes) -> int:
-        """Hold on to the content of `key`: no `store` takes its block before `put_back`."""
+        """Keep the block of `key` from being reused by `store` until `put_back`."""
         return self._block_of.pop(key)
 
     def put_back(self, key: bytes, block: int) -> None:
-        """Content that `take` took is again the most recently used."""
+        """Return what `take` took; it is now the most recently used."""
         self._block_of[key] = block
 
     def clear(self) -> None:

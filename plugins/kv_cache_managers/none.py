@@ -39,7 +39,7 @@ class UnsharedKVCacheManager(BlockTableManager):
         needed = -(-total // self.block_size)
         if needed > self.num_available:
             return None
-        self._seat(slot, (), self._allocate_many(needed))
+        self._fill_table(slot, (), self._allocate_many(needed))
         return ()
 
     def commit(

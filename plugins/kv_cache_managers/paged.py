@@ -1,10 +1,10 @@
-"""KV cache manager `paged`: fixed-size blocks, chained hashes of full blocks, eviction as a seam.
+"""KV cache manager `paged`: fixed-size blocks, chained hashes of full blocks, pluggable eviction.
 
 Prefix reuse: a full block is known by SHA-256(parent hash, its token ids as little-endian int32),
 where the parent of the first block is SHA-256 of the request's extra keys. Only blocks whose KV was
 computed are published: when an answer depends on it, or while the device computes (`catch_up`). A
-block without user keeps its content until its memory is needed; which goes first says the eviction
-policy. With a host cache, evicted content goes to the host and comes back on a prefix hit.
+block without user keeps its content until its memory is needed; the eviction policy says which goes
+first. With a host cache, evicted content goes to the host and comes back on a prefix hit.
 
 (Paged KV: Kwon et al., "Efficient Memory Management for LLM Serving with PagedAttention", SOSP'23.)
 """
@@ -30,7 +30,7 @@ from octavo.core.contracts.kv_cache_manager import (
 )
 from octavo.core.contracts.provider import NoOptions
 from octavo.plugins.eviction.lru import LruPolicy
-from octavo.plugins.kv_cache_managers.host_pool import HostCache, Swapped
+from octavo.plugins.kv_cache_managers.host_pool import HostCache, SwappedSequence
 from octavo.plugins.kv_cache_managers.prefix_index import PrefixIndex
 from octavo.plugins.kv_cache_managers.tables import BlockTableManager
 
@@ -150,7 +150,7 @@ class PagedKVCacheManager(BlockTableManager):
         # The slot's own copy: it grows with the output.
         own = Digest(digest.num_tokens, digest.root, list(digest.hashes))
         if len(shared) == len(matched):
-            self._seat(slot, shared, self._allocate_many(needed))
+            self._fill_table(slot, shared, self._allocate_many(needed))
         else:
             self._fetch(slot, own, matched, needed)
         self._digests[slot] = own
@@ -160,7 +160,7 @@ class PagedKVCacheManager(BlockTableManager):
         return self.take_copies()
 
     def _fetch(self, slot: int, digest: Digest, matched: list[int], needed: int) -> None:
-        """Seat the slot; blocks whose content is on the host get it from there."""
+        """Fill the slot's table; blocks whose content is on the host get it from there."""
         keys = [key for key, block in zip(digest.hashes, matched, strict=False) if not block]
         # Held on to, because what the new blocks evict goes to the host.
         sources = [self._host.take(key) for key in keys]
@@ -173,7 +173,7 @@ class PagedKVCacheManager(BlockTableManager):
         for key, source in zip(keys, sources, strict=True):
             self._host.put_back(key, source)
         arriving = iter(targets)
-        self._seat(slot, [block or next(arriving) for block in matched], rest)
+        self._fill_table(slot, [block or next(arriving) for block in matched], rest)
         for index, block in enumerate(matched):
             if not block:  # the copies run before any step that could read it
                 before = digest.hashes[index - 1] if index else None
@@ -278,7 +278,7 @@ class PagedKVCacheManager(BlockTableManager):
         shared = self._table[parent, :full].tolist()
         self._refs[shared] += 1
         own = self._allocate_many(1)
-        self._seat(child, shared, own)
+        self._fill_table(child, shared, own)
         origin = self._digests[parent]
         self._digests[child] = Digest(total, origin.root, origin.hashes[:full])
         self._published[child] = min(int(self._published[parent]), full)
@@ -294,7 +294,7 @@ class PagedKVCacheManager(BlockTableManager):
         self._catch_up_with(slot)
         return self._digests[slot]
 
-    def _shared_on_return(self, swapped: Swapped) -> list[int]:
+    def _shared_on_return(self, swapped: SwappedSequence) -> list[int]:
         self.catch_up()
         digest: Digest = swapped.state
         shared: list[int] = []
@@ -305,7 +305,7 @@ class PagedKVCacheManager(BlockTableManager):
             shared.append(block)
         return shared
 
-    def _swapped_in(self, slot: int, swapped: Swapped, num_shared: int) -> None:
+    def _swapped_in(self, slot: int, swapped: SwappedSequence, num_shared: int) -> None:
         self._digests[slot] = swapped.state
         self._published[slot] = num_shared
 

@@ -8,17 +8,18 @@ from octavo.core.contracts.eviction_policy import EvictionPolicy
 
 
 class PrefixIndex:
-    """block_of: block by hash. hash_of: the hash under which a block can be found, None if it
-    cannot. Of several blocks with one content the first one counts."""
+    """Maps hashes to blocks. Of several blocks with the same content the first one counts."""
 
     def __init__(self, num_blocks: int, eviction: EvictionPolicy) -> None:
         self.block_of: dict[bytes, int] = {}
+        """Block by hash."""
         self.hash_of: list[bytes | None] = [None] * num_blocks
+        """The hash under which each block can be found; None if it cannot."""
         self.follows_chains = type(eviction).link is not EvictionPolicy.link
         self._link = eviction.link
 
     def put(self, key: bytes, block: int, before: bytes | None) -> None:
-        """Make a block known. before: the hash of the block that it continues."""
+        """Register a block. before: the hash of the block that it continues."""
         block_of = self.block_of
         if key not in block_of:
             block_of[key] = block
@@ -27,7 +28,7 @@ class PrefixIndex:
                 self._link(block, 0 if before is None else block_of.get(before, 0))
 
     def put_run(self, keys: Sequence[bytes], blocks: Sequence[int], before: bytes | None) -> None:
-        """Make consecutive blocks of one sequence known. before: the hash of the block that the
+        """Register consecutive blocks of one sequence. before: the hash of the block that the
         first one continues."""
         block_of, hash_of = self.block_of, self.hash_of
         if self.follows_chains or not block_of.keys().isdisjoint(keys):
@@ -40,7 +41,7 @@ class PrefixIndex:
             hash_of[block] = key
 
     def forget(self, block: int) -> bytes:
-        """A block that was known cannot be found any more; the hash that it had."""
+        """Unregister a block; return the hash that it had."""
         key = self.hash_of[block]
         assert key is not None, f"block {block} is evictable and has no content"
         del self.block_of[key]

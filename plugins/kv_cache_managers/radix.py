@@ -26,14 +26,14 @@ from octavo.core.contracts.kv_cache_manager import (
     Match,
 )
 from octavo.core.contracts.provider import NoOptions
-from octavo.plugins.kv_cache_managers.host_pool import Swapped
-from octavo.plugins.kv_cache_managers.radix_tree import Found, RadixTree, Tip
+from octavo.plugins.kv_cache_managers.host_pool import SwappedSequence
+from octavo.plugins.kv_cache_managers.radix_tree import PrefixMatch, RadixTree, Tip
 from octavo.plugins.kv_cache_managers.tables import BlockTableManager
 
 
 class RadixKVCacheManager(BlockTableManager):
-    """`_computed[s]`: tokens of a slot whose KV is computed; `_known[s]`: those that the tree was
-    told of. `_nodes[b]`: nodes of the tree that refer to a block."""
+    """`_computed[s]`: tokens of a slot whose KV is computed; `_known[s]`: those that are in
+    the tree. `_nodes[b]`: nodes of the tree that refer to a block."""
 
     def __init__(self, options: NoOptions, context: KVCacheManagerContext) -> None:
         super().__init__(context)
@@ -46,7 +46,7 @@ class RadixKVCacheManager(BlockTableManager):
         self._tokens: NDArray[np.int32] = np.empty((slots, 0), np.int32)
         self._nodes = [0] * self.num_blocks
         self._tree = RadixTree(
-            self.block_size, self._hold, self._let_go, lambda block: bool(self._refs[block])
+            self.block_size, self._hold, self._unhold, lambda block: bool(self._refs[block])
         )
         self._count_evictable = 0
         self._queries = self._hits = 0
@@ -63,7 +63,7 @@ class RadixKVCacheManager(BlockTableManager):
         return NO_MATCH if found is None else Match(found.num_tokens, found)
 
     def admit(self, slot: int, digest: Any, match: Match, total: int) -> Sequence[BlockCopy] | None:
-        found: Found | None = match.handle
+        found: PrefixMatch | None = match.handle
         full, partial = divmod(match.num_tokens, self.block_size)
         shared = found.blocks[:full] if found is not None else []
         needed = -(-total // self.block_size) - full
@@ -77,7 +77,7 @@ class RadixKVCacheManager(BlockTableManager):
         if found is not None and partial:
             # It may just have been evicted: nothing writes into it before this copy.
             self._copy([(found.blocks[full], int(own[0]), partial)], CopyKind.DEVICE)
-        self._seat(slot, shared, own)
+        self._fill_table(slot, shared, own)
         self._keys[slot] = digest
         self._computed[slot] = match.num_tokens
         if self.prefix_caching:
@@ -97,10 +97,10 @@ class RadixKVCacheManager(BlockTableManager):
         full = totals - totals % self.block_size
         rows = np.flatnonzero(full > self._known[slots])
         for slot, count in zip(slots[rows].tolist(), full[rows].tolist(), strict=True):
-            self._tell(slot, count)
+            self._publish(slot, count)
 
-    def _tell(self, slot: int, count: int) -> None:
-        """Let the tree know the slot's first `count` tokens."""
+    def _publish(self, slot: int, count: int) -> None:
+        """Insert the slot's first `count` tokens into the tree."""
         blocks = self._table[slot, : -(-count // self.block_size)].tolist()
         self._tips[slot] = self._tree.insert(
             self._keys[slot], self._tokens[slot, :count], blocks, self._tips[slot]
@@ -120,7 +120,7 @@ class RadixKVCacheManager(BlockTableManager):
     def release(self, slot: int) -> None:
         computed = int(self._computed[slot])
         if self.num_slot_blocks[slot] and computed > self._known[slot] and self.prefix_caching:
-            self._tell(slot, computed)
+            self._publish(slot, computed)
         super().release(slot)
 
     def _forget_slot(self, slot: int) -> None:
@@ -136,7 +136,7 @@ class RadixKVCacheManager(BlockTableManager):
         shared = self._table[parent, :full].tolist()
         self._take_shared(shared)
         own = self._allocate_many(1)
-        self._seat(child, shared, own)
+        self._fill_table(child, shared, own)
         self._keys[child] = self._keys[parent]
         if self.prefix_caching:
             self._queries += total + 1
@@ -149,12 +149,12 @@ class RadixKVCacheManager(BlockTableManager):
     def _swap_state(self, slot: int) -> tuple[bytes, NDArray[np.int32]]:
         return self._keys[slot], self._tokens[slot, : self._computed[slot]].copy()
 
-    def _shared_on_return(self, swapped: Swapped) -> list[int]:
+    def _shared_on_return(self, swapped: SwappedSequence) -> list[int]:
         key, tokens = swapped.state
         found = self._tree.find(key, tokens, len(tokens))
         return found.blocks[: found.num_tokens // self.block_size] if found is not None else []
 
-    def _swapped_in(self, slot: int, swapped: Swapped, num_shared: int) -> None:
+    def _swapped_in(self, slot: int, swapped: SwappedSequence, num_shared: int) -> None:
         self._keys[slot] = swapped.state[0]
         self._computed[slot] = swapped.num_tokens
 
@@ -183,7 +183,7 @@ class RadixKVCacheManager(BlockTableManager):
     def _hold(self, block: int) -> None:
         self._nodes[block] += 1
 
-    def _let_go(self, block: int) -> None:
+    def _unhold(self, block: int) -> None:
         self._nodes[block] -= 1
         if not self._nodes[block] and not self._refs[block]:
             self._count_evictable -= 1

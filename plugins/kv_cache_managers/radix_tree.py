@@ -34,26 +34,28 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Tip:
-    """Where a prefix ended when it was inserted last. It holds while the node has that end and was
-    not cut since."""
+    """Where a prefix ended when it was last inserted, so that the next insertion starts there.
+    Valid while the node still ends there and has not been cut since."""
 
     node: Node
     end: int
     cuts: int
 
     @property
-    def holds(self) -> bool:
+    def is_valid(self) -> bool:
         node = self.node
         return node.parent is not None and node.end == self.end and node.cuts == self.cuts
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The longest known prefix: `num_tokens`, the node it ends in, and the blocks that hold it."""
+class PrefixMatch:
+    """The longest known prefix of a lookup."""
 
     num_tokens: int
     node: Node
+    """The node in which it ends."""
     blocks: list[int]
+    """The blocks that hold its KV."""
 
 
 class RadixTree:
@@ -79,7 +81,7 @@ class RadixTree:
 
     # ---- looking up -----------------------------------------------------------------------------
 
-    def find(self, key: bytes, tokens: NDArray[np.int32], limit: int) -> Found | None:
+    def find(self, key: bytes, tokens: NDArray[np.int32], limit: int) -> PrefixMatch | None:
         """The longest known prefix of `tokens[:limit]`, or None when there is none."""
         node = self._roots.get(key)
         blocks: list[int] = []
@@ -95,7 +97,7 @@ class RadixTree:
             node = child
             if count < len(child.tokens):
                 break
-        return Found(position, node, blocks) if node is not None and position else None
+        return PrefixMatch(position, node, blocks) if node is not None and position else None
 
     def touch(self, node: Node) -> None:
         """The node and what it continues were used now."""
@@ -133,7 +135,7 @@ class RadixTree:
         return Tip(node, node.end, node.cuts)
 
     def _resume(self, key: bytes, tokens: NDArray[np.int32], tip: Tip | None) -> tuple[Node, int]:
-        if tip is not None and tip.holds and tip.end <= len(tokens):
+        if tip is not None and tip.is_valid and tip.end <= len(tokens):
             return tip.node, tip.end
         root = self._roots.get(key)
         if root is None:

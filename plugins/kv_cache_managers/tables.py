@@ -22,7 +22,7 @@ from octavo.core.contracts.kv_cache_manager import (
     SwapOut,
 )
 from octavo.core.errors import CapacityError
-from octavo.plugins.kv_cache_managers.host_pool import Swapped, SwapPool
+from octavo.plugins.kv_cache_managers.host_pool import SwappedSequence, SwapPool
 
 
 class FreeBlocks:
@@ -125,7 +125,7 @@ class BlockTableManager(KVCacheManager):
 
     # ---- growth and release ---------------------------------------------------------------------
 
-    def _seat(self, slot: int, shared: Sequence[int], own: NDArray[np.int32]) -> None:
+    def _fill_table(self, slot: int, shared: Sequence[int], own: NDArray[np.int32]) -> None:
         """Fill the empty slot's table: blocks shared with others, then its own."""
         begin, end = len(shared), len(shared) + len(own)
         if begin:
@@ -237,7 +237,7 @@ class BlockTableManager(KVCacheManager):
         """What `_swapped_in` needs of a slot that is swapped out."""
         return None
 
-    def _shared_on_return(self, swapped: Swapped) -> list[int]:
+    def _shared_on_return(self, swapped: SwappedSequence) -> list[int]:
         """Leading blocks of a swapped sequence whose content is still on the device."""
         return []
 
@@ -245,11 +245,11 @@ class BlockTableManager(KVCacheManager):
         """One user more for each."""
         self._refs[blocks] += 1
 
-    def _swapped_in(self, slot: int, swapped: Swapped, num_shared: int) -> None:
+    def _swapped_in(self, slot: int, swapped: SwappedSequence, num_shared: int) -> None:
         """The slot has its blocks, the first `num_shared` of them shared."""
 
     def swap_in(self, slot: int, handle: Any, total: int) -> Sequence[BlockCopy] | None:
-        swapped: Swapped = handle
+        swapped: SwappedSequence = handle
         shared = self._shared_on_return(swapped)
         needed = -(-total // self.block_size) - len(shared)
         revived = sum(1 for block in shared if self._refs[block] == 0)
@@ -257,7 +257,7 @@ class BlockTableManager(KVCacheManager):
             return None
         self._take_shared(shared)
         own = self._allocate_many(needed)
-        self._seat(slot, shared, own)
+        self._fill_table(slot, shared, own)
         begin, size = len(shared), self.block_size
         sources = swapped.blocks[begin:]
         targets = own[: len(sources)].tolist()

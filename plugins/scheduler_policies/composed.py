@@ -32,7 +32,7 @@ _MAX_IDLE_CLASSES = 256
 
 
 class ComposedOptions(Options):
-    """The policies, outermost first."""
+    """The policies to compose."""
 
     policies: list[ImplementationConfig] = Field(
         min_length=2, description="Policies, the outermost first; all but the last need classes."

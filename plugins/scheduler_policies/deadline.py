@@ -3,7 +3,7 @@
 A class is a priority number. A request's deadline is its arrival plus its class's time-to-first-
 token target; deadlines do not move, so nothing starves. Chunks of prefill are cut so that a step is
 foreseen to take no longer than the tightest inter-token target among the sequences that decode:
-the cost of a step is measured while serving (see `step_cost`). `min_chunk` tokens are always let
+the cost of a step is measured while serving (see `step_time`). `min_chunk` tokens are always let
 through, so that prompts go on when a target cannot be kept at all.
 """
 
@@ -22,40 +22,42 @@ from octavo.core.contracts.scheduler_policy import (
     WaitingRequest,
 )
 from octavo.plugins.scheduler_policies.queue import QueuePolicy
-from octavo.plugins.scheduler_policies.step_cost import StepCost
+from octavo.plugins.scheduler_policies.step_time import StepTimeModel
 
 _UNLIMITED = 2**31
 
 
 class Targets(Options):
-    """What a class is promised, in seconds."""
+    """Latency targets of a class, in seconds."""
 
-    ttft_s: float = Field(default=1.0, gt=0, description="Arrival to first token.")
-    itl_s: float = Field(default=0.2, gt=0, description="Between two tokens.")
+    ttft_s: float = Field(default=1.0, gt=0, description="Target time from arrival to first token.")
+    itl_s: float = Field(default=0.2, gt=0, description="Target time between two tokens.")
 
 
 class DeadlineOptions(Options):
-    """Targets by class."""
+    """Latency targets by class."""
 
     classes: dict[int, Targets] = Field(
         default_factory=dict,
-        description="Targets (`ttft_s`, `itl_s`) by the priority number of requests.",
+        description="Targets (`ttft_s`, `itl_s`) by request priority number.",
     )
     default: Targets = Field(
-        default_factory=Targets, description="Targets of requests of any other priority."
+        default_factory=Targets, description="Targets of all other priorities."
     )
     min_chunk: int = Field(
-        default=16, gt=0, description="Prefill tokens a step has room for whatever the targets."
+        default=16,
+        gt=0,
+        description="Prefill tokens allowed in every step, even when targets are missed.",
     )
 
 
 class DeadlinePolicy(QueuePolicy):
-    """See the module."""
+    """Orders by deadline, and limits prefill beside decoding sequences."""
 
     def __init__(self, options: DeadlineOptions, context: SchedulerPolicyContext) -> None:
         super().__init__()
         self._options = options
-        self.cost = StepCost()
+        self.cost = StepTimeModel()
         self._room = _UNLIMITED  # prefill tokens left in this step
         self._offer = 0  # what `admit_cap` last let through
         self._step: tuple[float, int, int] | None = None  # start, prefill tokens, a handle
@@ -122,7 +124,7 @@ class DeadlinePolicy(QueuePolicy):
         if self._step is not None:
             started, num_prefill, handle = self._step
             if (view.handles == handle).any():  # else there may have been a pause
-                self.cost.measured(view.now - started, num_prefill)
+                self.cost.add(view.now - started, num_prefill)
         decodes = view.num_computed >= view.num_tokens  # these sample now, and decode after
         one_token = (scheduled == 1) & decodes
         num_prefill = int(scheduled[~one_token].sum())

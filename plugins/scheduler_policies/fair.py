@@ -31,21 +31,21 @@ _KEPT_USERS = 4096
 
 
 class FairOptions(Options):
-    """Weights of users, and what a token counts."""
+    """User weights and token costs."""
 
     weights: dict[str, float] = Field(
         default_factory=dict,
-        description="Weight by user; a user of weight 3 gets three times the "
-        "tokens of one of weight 1 while both have requests waiting.",
+        description="Weight of each user. While both have requests waiting, a user of weight 3 "
+        "gets three times the tokens of one of weight 1.",
     )
     default_weight: float = Field(
         default=1.0,
         gt=0,
-        description="Weight of users that are not listed, and of anonymous "
-        "requests, which are one user together.",
+        description="Weight of users not listed, and of anonymous requests, which count as one "
+        "user.",
     )
-    prompt_cost: float = Field(default=1.0, ge=0, description="What a prompt token counts.")
-    output_cost: float = Field(default=1.0, gt=0, description="What an output token counts.")
+    prompt_cost: float = Field(default=1.0, ge=0, description="Cost of a prompt token.")
+    output_cost: float = Field(default=1.0, gt=0, description="Cost of an output token.")
 
     @field_validator("weights")
     @classmethod

@@ -1,4 +1,4 @@
-"""Scheduler policy `priority`: lower numbers first, and whoever waits long enough goes first.
+"""Scheduler policy `priority`: lower numbers first, with ageing.
 
 The key of a request is `arrival + priority * ageing_s`: a request of one class lower goes before a
 better one that arrived more than `ageing_s` later, so no class starves, and the order of two
@@ -23,23 +23,23 @@ from octavo.plugins.scheduler_policies.queue import QueuePolicy
 
 
 class PriorityOptions(Options):
-    """How long a class gives way, and whether it gives way while it runs."""
+    """Ageing and preemption."""
 
     ageing_s: float = Field(
         default=60.0,
         gt=0,
-        description="Seconds that a request waits longer than one of the next better class "
-        "before it goes first.",
+        description="Head start of one class over the next, in seconds: a request goes before one "
+        "of the next better class that arrived more than this much later.",
     )
     preempt: bool = Field(
         default=True,
-        description="Whether a waiting request may take the seat or the blocks of a running one "
-        "of a lower class.",
+        description="Whether a waiting request may preempt a running one of a lower class when "
+        "slots or blocks run out.",
     )
 
 
 class PriorityPolicy(QueuePolicy):
-    """See the module. A class is one priority number."""
+    """Orders by priority and age. A class is one priority number."""
 
     def __init__(self, options: PriorityOptions, context: SchedulerPolicyContext) -> None:
         super().__init__()

@@ -23,18 +23,18 @@ from octavo.plugins.scheduler_policies.queue import QueuePolicy
 
 
 class SjfOptions(Options):
-    """How fast waiting makes up for length."""
+    """Ageing."""
 
     tokens_per_s: float = Field(
         default=100.0,
         gt=0,
-        description="Prompt tokens that a second of waiting makes up for; small: closer to "
-        "shortest first, large: closer to first come, first served.",
+        description="Prompt tokens that one second of waiting outweighs. Small values are closer "
+        "to shortest first, large ones to first come, first served.",
     )
 
 
 class SjfPolicy(QueuePolicy):
-    """See the module."""
+    """Orders by remaining prefill and age."""
 
     def __init__(self, options: SjfOptions, context: SchedulerPolicyContext) -> None:
         super().__init__()

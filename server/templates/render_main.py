@@ -1,28 +1,28 @@
-"""`python -m octavo.server.templates.render_main PARENT MEMORY`: renders chats in turn.
+"""`python -m octavo.server.templates.render_main FD PARENT MEMORY`: renders chats in turn.
 
 A template is a program. It runs in this process, which has its memory bounded and can be killed,
-so that one that does not end, or fills the memory, harms nobody else. Requests come from the
-standard input and answers go to the standard output, as msgpack with the length before it.
+so that one that does not end, or fills the memory, harms nobody else. Requests and answers are
+msgpack.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import os
-import resource
-import signal
-import struct
+import socket
 import sys
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
 from octavo.core.errors import RequestError
-from octavo.kernels.child_process import end_with_parent
-
-LENGTH = struct.Struct("<I")
+from octavo.kernels.child_process import (
+    end_with_parent,
+    frame,
+    ignore_signals,
+    limit_memory,
+    receive_frame,
+)
 
 
 class Setting(msgspec.Struct):
@@ -53,29 +53,19 @@ class Rendered(msgspec.Struct):
     spoilt: bool = False
 
 
-def frame(message: msgspec.Struct) -> bytes:
-    """A message with its length before it."""
-    data = msgspec.msgpack.encode(message)
-    return LENGTH.pack(len(data)) + data
-
-
-def main(parent: int, memory: int) -> int:
-    """Until the other end closes the pipe."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+def main(fd: int, parent: int, memory: int) -> int:
+    """Until the other end closes the connection."""
+    ignore_signals()
     end_with_parent(parent)
-    source, sink = sys.stdin.buffer, sys.stdout.buffer
-    # What a template or a library prints must not reach the pipe.
-    sys.stdout = sys.stderr
-    with contextlib.suppress(EOFError, BrokenPipeError):
-        setting = msgspec.msgpack.decode(_read(source), type=Setting)
+    with socket.socket(fileno=fd) as connection, contextlib.suppress(EOFError, BrokenPipeError):
+        setting = msgspec.msgpack.decode(receive_frame(connection), type=Setting)
         module, _, name = setting.factory.partition(":")
         chats = getattr(importlib.import_module(module), name)(**setting.arguments)
-        _bound_memory(memory)
-        _write(sink, Ready())
+        limit_memory(memory)
+        _send(connection, Ready())
         while True:
-            answer = _render(chats, _read(source), setting.longest)
-            _write(sink, answer)
+            answer = _render(chats, receive_frame(connection), setting.longest)
+            _send(connection, answer)
             if answer.spoilt:
                 return 0
     return 0
@@ -103,30 +93,9 @@ def _render(chats: Any, data: bytes, longest: int) -> Rendered:
         return Rendered(error="chat template: the prompt is not valid Unicode", param="messages")
 
 
-def _bound_memory(memory: int) -> None:
-    """Beyond what is in use already (Linux; elsewhere the time bounds it)."""
-    with contextlib.suppress(OSError, ValueError):
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * os.sysconf("SC_PAGE_SIZE") + memory
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
-def _read(source: BinaryIO) -> bytes:
-    (length,) = LENGTH.unpack(_exactly(source, LENGTH.size))
-    return _exactly(source, length)
-
-
-def _exactly(source: BinaryIO, count: int) -> bytes:
-    data = source.read(count)
-    if len(data) < count:
-        raise EOFError
-    return data
-
-
-def _write(sink: BinaryIO, message: msgspec.Struct) -> None:
-    sink.write(frame(message))
-    sink.flush()
+def _send(connection: socket.socket, message: msgspec.Struct) -> None:
+    connection.sendall(frame(msgspec.msgpack.encode(message)))
 
 
 if __name__ == "__main__":
-    sys.exit(main(*(int(number) for number in sys.argv[1:3])))
+    sys.exit(main(*(int(number) for number in sys.argv[1:4])))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import sys
+import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from octavo.core.contracts.tokenizer import ChatSource
-from octavo.core.envvars import child_environment
 from octavo.core.errors import OctavoError, RequestError
-from octavo.server.templates.render_main import LENGTH, Ready, Rendered, Rendering, Setting, frame
+from octavo.kernels import child_process
+from octavo.server.templates.render_main import Ready, Rendered, Rendering, Setting
+
+_MAIN = "octavo.server.templates.render_main"
+_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1"}
+
+encode = msgspec.msgpack.encode
 
 START_S = 60.0
 """Seconds that a process gets to start."""
@@ -52,7 +55,7 @@ class ChatRenderer:
         too much memory. When it is cancelled, what was begun is finished: a new process would take
         longer than almost any chat."""
         try:
-            request = frame(Rendering([dict(message) for message in messages], keywords))
+            request = encode(Rendering([dict(message) for message in messages], keywords))
         except (TypeError, OverflowError, ValueError, RecursionError) as error:
             raise RequestError(f"messages cannot be rendered: {error}", param="messages") from None
         blamed = "messages" if keywords.get("template") is None else "chat_template"
@@ -120,7 +123,7 @@ class ChatRenderer:
         process = await _Process.start(self._memory)
         self._all.add(process)
         try:
-            await asyncio.wait_for(process.ask(frame(self._setting), Ready), START_S)
+            await asyncio.wait_for(process.ask(encode(self._setting), Ready), START_S)
         except (TimeoutError, EOFError):
             await self._end(process)
             raise OctavoError("the process that renders chat templates does not start") from None
@@ -137,45 +140,38 @@ class ChatRenderer:
 class _Process:
     """One process of `render_main`."""
 
-    def __init__(self, inner: asyncio.subprocess.Process) -> None:
-        self._inner = inner
-        assert inner.stdin is not None, "it has a pipe"
-        assert inner.stdout is not None, "it has a pipe"
-        self._stdin, self._stdout = inner.stdin, inner.stdout
+    def __init__(
+        self,
+        inner: subprocess.Popen[bytes],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._inner, self._reader, self._writer = inner, reader, writer
 
     @classmethod
     async def start(cls, memory: int) -> _Process:
-        inner = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
-            "octavo.server.templates.render_main",
-            str(os.getpid()),
-            str(memory),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=child_environment() | {"OPENBLAS_NUM_THREADS": "1"},
-            start_new_session=True,
+        # What a template or a library prints is not an answer: it goes to standard error.
+        # In this thread: the kernel takes the end of the thread that forks for the parent's.
+        inner, connection = child_process.spawn_connected(
+            _MAIN, memory, environment=_ENVIRONMENT, output=2
         )
-        return cls(inner)
+        return cls(inner, *await asyncio.open_connection(sock=connection))
 
     @property
     def alive(self) -> bool:
-        return self._inner.returncode is None
+        return self._inner.poll() is None
 
     async def ask(self, request: bytes, answer: type[Any]) -> Any:
         """Raises `EOFError` when the process ends instead of answering."""
         try:
-            self._stdin.write(request)
-            await self._stdin.drain()
-            (length,) = LENGTH.unpack(await self._stdout.readexactly(LENGTH.size))
-            return msgspec.msgpack.decode(await self._stdout.readexactly(length), type=answer)
-        except (ConnectionError, asyncio.IncompleteReadError):
+            self._writer.write(child_process.frame(request))
+            await self._writer.drain()
+        except ConnectionError:
             raise EOFError from None
+        return msgspec.msgpack.decode(await child_process.read_frame(self._reader), type=answer)
 
     async def kill(self) -> None:
         """And wait for its end."""
-        with contextlib.suppress(ProcessLookupError):
-            self._inner.kill()
-        self._stdin.close()
-        await self._inner.wait()
+        child_process.kill(self._inner)
+        self._writer.close()
+        await asyncio.to_thread(self._inner.wait)

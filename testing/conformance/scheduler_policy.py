@@ -53,7 +53,7 @@ class SchedulerPolicySuite(ConformanceSuite):
     kind = "scheduler_policy"
 
     def policy(self, **changes: Any) -> SchedulerPolicy:
-        """The policy under test, for an engine of 512 seats and 2048 tokens a step by default."""
+        """The policy under test, for an engine of 512 slots and 2048 tokens a step by default."""
         context: dict[str, Any] = {
             "max_num_seqs": 512,
             "max_num_batched_tokens": 2048,
@@ -147,7 +147,7 @@ class SchedulerPolicySuite(ConformanceSuite):
         assert not policy.remove(other.handle), "a taken request is still there"
 
     def test_a_preempted_request_waits_again(self) -> None:
-        """A request that was admitted and lost its seat can be added again, and comes out."""
+        """A request that was admitted and lost its slot can be added again, and comes out."""
         policy = self.policy()
         for item in self._mixed(5):
             policy.add(item)
@@ -314,7 +314,7 @@ class SchedulerPolicySuite(ConformanceSuite):
                 run_situation(where, seed, policy=self._fresh(where.engine))
 
     def test_engine_nothing_starves_behind_a_stream(self) -> None:
-        """A request that came when all seats were taken ends although others keep coming."""
+        """A request that came when all slots were taken ends although others keep coming."""
         settings: dict[str, Any] = {"max_num_seqs": 2, "budget": 16, "num_blocks": 60}
         engine = make_fake_engine(policy=self._fresh(settings), **settings)
         collector, handle = Collector(engine), 1

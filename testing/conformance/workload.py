@@ -50,7 +50,7 @@ SITUATIONS = (
     Situation("small chunks", {"budget": 6, "max_chunk": 4, "num_blocks": 20}),
     Situation("no prefix caching", {"prefix_caching": False, "num_blocks": 16}),
     Situation("three steps in flight", {"in_flight": 3, "num_blocks": 16, "max_num_seqs": 4}),
-    Situation("one seat", {"max_num_seqs": 1, "num_blocks": 12}),
+    Situation("one slot", {"max_num_seqs": 1, "num_blocks": 12}),
     Situation("aborts at any moment", {"num_blocks": 14, "in_flight": 2}, aborts=4),
     Situation("several choices of one prompt", {"num_blocks": 30}, forks=True),
     Situation(

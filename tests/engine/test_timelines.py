@@ -47,7 +47,7 @@ def test_a_timeline_tells_what_a_request_waited_for():
     Collector(engine).run()
     second = engine.timeline("r2")
     assert kinds(second)[:3] == ["queued", "blocked", "admitted"]
-    assert second[1]["on"] == "seat"
+    assert second[1]["on"] == "slot"
     assert second[1]["steps"] == 3
 
     engine = make_fake_engine(budget=8, timelines=10)
@@ -79,7 +79,7 @@ def test_a_timeline_tells_who_took_the_blocks():
     assert all(e["by"].startswith("r") for e in preempted)
 
 
-def test_a_timeline_tells_who_took_the_seat():
+def test_a_timeline_tells_who_took_the_slot():
     policy = {"name": "priority", "ageing_s": 1e6}
     engine = make_fake_engine(policy=policy, max_num_seqs=1, timelines=10)
     collector = Collector(engine)
@@ -88,7 +88,7 @@ def test_a_timeline_tells_who_took_the_seat():
     engine.add(request(2, [3, 4], 2, priority=0, ignore_eos=True))
     collector.run()
     (event,) = [e for e in engine.timeline("r1") if e["event"] == "preempted"]
-    assert (event["why"], event["by"]) == ("seat", "r2")
+    assert (event["why"], event["by"]) == ("slot", "r2")
     assert kinds(engine.timeline("r1")).count("admitted") == 2
 
 

@@ -80,6 +80,7 @@ def test_nothing_secret_goes_into_the_image(dockerfile, repository):
     needed = {item for line in copied for item in line.split()}
     assert needed - {"deploy/requirements.py"} == named - {"deploy/requirements.py"}
     assert all((repository / name).exists() for name in needed)
+    assert {file.parent.name for file in repository.glob("*/__init__.py")} <= needed
     assert {"**/.env*", "**/*.pem", "**/*.key"} <= set(rules)
 
 

@@ -7,6 +7,8 @@ import argparse
 import ast
 import importlib
 import re
+import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,9 +22,13 @@ from octavo.frontend.config import load_config
 from octavo.server.command_line.main import _parser
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = [*sorted(DOCS.glob("*.md")), DOCS.parent / "README.md"]
+PAGES = [
+    *sorted(page for page in DOCS.rglob("*.md") if page.parent.name != "decisions"),
+    DOCS.parent / "README.md",
+    DOCS.parent / "CONTRIBUTING.md",
+]
 SECTIONS = tuple(config_model(EngineConfig).model_fields)
-NAMES = [page.name for page in PAGES]
+NAMES = [str(page.relative_to(DOCS.parent)) for page in PAGES]
 
 
 def blocks(page: Path, *languages: str) -> list[str]:
@@ -99,3 +105,16 @@ def test_python_imports_what_there_is(page: Path) -> None:
                 module = importlib.import_module(node.module or "")
                 for name in node.names:
                     assert hasattr(module, name.name), f"{page.name}: {node.module}.{name.name}"
+
+
+@pytest.mark.slow
+def test_the_python_tutorial_runs(tmp_path: Path, demo_model: str) -> None:
+    code = "\n".join(blocks(DOCS / "tutorials" / "python.md", "python"))
+    assert demo_model in code
+    script = tmp_path / "tutorial.py"
+    script.write_text(code)
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "The capital of France is Paris." in done.stdout

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import runpy
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,10 @@ def contracts_page(repository: Path) -> str:
     return (repository / "docs" / "contracts.md").read_text()
 
 
+def contract_page(repository: Path, kind: Kind) -> str:
+    return (repository / "docs" / "contracts" / f"{kind.name}.md").read_text()
+
+
 def exact_signature(function: object) -> str:
     """`(arguments) -> result` as written, without `self`."""
     text = str(inspect.signature(function)).replace("'", "")  # type: ignore[arg-type]
@@ -31,15 +38,17 @@ def exact_signature(function: object) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
-def test_every_hook_has_a_heading_with_its_signature(kind: Kind, contracts_page: str) -> None:
+def test_every_hook_has_a_heading_with_its_signature(kind: Kind, repository: Path) -> None:
     hook = getattr(kind.module.Spec, kind.hook)
-    assert f"\n## `{kind.hook}{exact_signature(hook)}`\n" in contracts_page
+    page = contract_page(repository, kind)
+    assert f"\n## `{kind.hook}{exact_signature(hook)}`\n" in page
     for slot in ("When:", "Where:", "Result:", f"Context class: `{kind.context.__name__}`"):
         assert slot in (hook.__doc__ or ""), f"{kind.hook} does not say {slot}"
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
-def test_every_method_of_a_contract_is_documented(kind: Kind, contracts_page: str) -> None:
+def test_every_method_of_a_contract_is_documented(kind: Kind, repository: Path) -> None:
+    page = contract_page(repository, kind)
     methods = {
         name: member
         for name, member in vars(kind.contract).items()
@@ -48,7 +57,7 @@ def test_every_method_of_a_contract_is_documented(kind: Kind, contracts_page: st
     assert methods
     for name, member in methods.items():
         function = getattr(member, "__func__", member)
-        assert f"\n#### `{name}(" in contracts_page
+        assert f"\n#### `{name}(" in page
         assert inspect.getdoc(function), f"{kind.contract.__name__}.{name} has no docstring"
 
 
@@ -72,26 +81,60 @@ def test_the_first_plugin_of_the_page_works(contracts_page: str) -> None:
 
 def test_the_page_names_every_contract_s_module(contracts_page: str) -> None:
     for kind in KINDS.values():
-        assert f"| {kind.name} | `{kind.module.__name__}` |" in contracts_page
+        link = f"[{kind.name}](contracts/{kind.name}.md)"
+        assert f"| {link} | `{kind.module.__name__}` |" in contracts_page
         assert getattr(kind.module, kind.contract.__name__) is kind.contract
 
 
-def test_derived_pages_are_up_to_date(repository: Path, contracts_page: str) -> None:
-    tool = runpy.run_path(str(repository / "tools" / "make_docs.py"))
-    assert contracts_page == tool["page"](), "docs/contracts.md is stale: run `make docs`"
-    readme = (repository / "README.md").read_text()
-    assert readme == tool["readme"](readme), "README.md's table is stale: run `make docs`"
-    assert "| `fcfs` |" in readme
-    conformance = (repository / "docs" / "conformance.md").read_text()
-    assert conformance == tool["conformance_page"](), (
-        "docs/conformance.md is stale: run `make docs`"
+def test_derived_pages_are_up_to_date(repository: Path) -> None:
+    derived = runpy.run_path(str(repository / "tools" / "make_docs.py"))["derived"]()
+    stale = [
+        str(page.relative_to(repository))
+        for page, text in derived.items()
+        if not page.exists() or page.read_text() != text
+    ]
+    assert stale == [], "run `make docs`"
+    kinds = {page.stem for page in derived if page.parent.name == "contracts"} - {"shared"}
+    assert kinds == set(KINDS)
+    assert {page.stem for page in (repository / "docs" / "contracts").glob("*.md")} == {
+        *kinds,
+        "shared",
+    }
+    assert "| `fcfs` |" in (repository / "docs" / "built-in.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_dead_link(repository: Path, tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="the extra `docs` is not installed")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)],
+        cwd=repository,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    kernels = (repository / "docs" / "gpu-kernels.md").read_text()
-    assert kernels == tool["gpu_kernels"](), "docs/gpu-kernels.md is stale: run `make docs`"
+    assert done.returncode == 0, done.stderr
+    for page in tmp_path.rglob("*.html"):
+        loaded = re.findall(
+            r"<(?:script|img|iframe)[^>]* src=[\"']?(https?:[^\"'> ]*)", page.read_text()
+        )
+        loaded += re.findall(
+            r"<link[^>]* rel=[\"']?(?:stylesheet|preconnect)[^>]*https?:", page.read_text()
+        )
+        assert loaded == [], f"{page.relative_to(tmp_path)} loads from the network"
+
+
+def test_structure_names_paths_that_exist(repository: Path) -> None:
+    page = (repository / "docs" / "structure.md").read_text()
+    paths = re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?)`", page)
+    assert len(paths) > 20
+    assert [path for path in paths if not (repository / path).exists()] == []
 
 
 def pages(repository: Path) -> list[Path]:
-    return [repository / "README.md", *sorted((repository / "docs").rglob("*.md"))]
+    roots = [repository / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+    return [*roots, *sorted((repository / "docs").rglob("*.md"))]
 
 
 def anchors(page: Path) -> set[str]:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 NOT_HERE = {
     "test_the_demo_model_has_the_tokens_of_transformers",  # tests/parity has it
     "test_a_capture_of_some_sizes",
@@ -49,17 +51,14 @@ def modules(repository: Path, *names: str) -> list[Path]:
     return [repository / "tests" / "gpu" / f"test_gpu_{name}.py" for name in names]
 
 
-@pytest.mark.slow
 def test_engines_for_a_gpu(repository: Path) -> None:
     check(repository, modules(repository, "demo", "engine", "families", "ahead", "memory"))
 
 
-@pytest.mark.slow
 def test_kernels_for_a_gpu(repository: Path) -> None:
     check(repository, modules(repository, "kernels", "attention"))
 
 
-@pytest.mark.slow
 def test_no_file_is_left_out(repository: Path) -> None:
     """And tests that begin after the time limit are skipped, which the table says."""
     every = sorted((repository / "tests" / "gpu").glob("test_*.py"))

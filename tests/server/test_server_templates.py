@@ -274,20 +274,31 @@ def renders(pid):
     return False
 
 
-def test_who_leaves_costs_no_process(served):
+@pytest.fixture
+def fresh(live_over, tokenizer):
+    """A server of its own, and `children`: the processes that render for it."""
+    found = Served(tokenizer)
+    others = children()
+    with live_over(found.llm, chat_template_timeout_s=3) as live:
+        found.url = live.url
+        ok(found)
+        found.children = children() - others
+        yield found
+
+
+def test_who_leaves_costs_no_process(fresh):
     """It takes a second to make a new one, for a template that would end in milliseconds."""
-    ok(served)
-    before = children()
     body = json.dumps({"messages": [{"role": "slow", "content": "x"}]}).encode()
     head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
-    address = httpx.URL(served.url)
+    address = httpx.URL(fresh.url)
     for _ in range(3):
         with socket.create_connection((address.host, address.port)) as client:
             client.sendall(head + body)
             time.sleep(0.02)
-        ok(served, messages=[{"role": "slow", "content": "y"}])
-        assert "y</s>" in served.seen
-    assert before <= children()
+        ok(fresh, messages=[{"role": "slow", "content": "y"}])
+        assert "y</s>" in fresh.seen
+    assert fresh.children
+    assert fresh.children <= children()
 
 
 def test_no_process_is_left(live_over, tokenizer):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from octavo.server.testing import builtin_suites as server_suites
 from octavo.server.testing.builtin_suites import *  # noqa: F403
 from octavo.testing import builtin_suites
 from octavo.testing.builtin_suites import *  # noqa: F403
 from octavo.testing.conformance.base import ConformanceSuite, registry
+
+pytestmark = pytest.mark.slow
 
 ELSEWHERE = {
     ("graph_runner", "cuda_graph"),  # tests/engine/worker, through a double; tests/gpu for real

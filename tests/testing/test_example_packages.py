@@ -9,6 +9,8 @@ import pytest
 
 from octavo.testing.tiny_model import write_tiny_model
 
+pytestmark = pytest.mark.slow
+
 NAMES = (
     "class-quotas",
     "no-repeat-ngram",
@@ -34,7 +36,6 @@ def environment(tmp_path_factory, repository, isolated):
     return made
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_example_passes_check(environment, name):
     checked = environment.octavo("plugins", "--json", "check", f"octavo-{name}")
@@ -44,7 +45,6 @@ def test_every_example_passes_check(environment, name):
     assert sum(v["outcome"] == "kept" for v in found["verdicts"]) >= 8
 
 
-@pytest.mark.slow
 def test_the_examples_own_tests_pass(environment):
     plugin = ("-p", "octavo.testing.pytest_plugin", "-p", "no:cacheprovider")
     for name in NAMES:

@@ -33,6 +33,8 @@ from octavo.testing.conformance.sampler import SamplerSuite
 from octavo.testing.conformance.tokenizer import TokenizerSuite
 from octavo.testing.conformance.weight_source import WeightSourceSuite
 
+pytestmark = pytest.mark.slow
+
 FAULTS = []
 
 

@@ -40,6 +40,8 @@ from octavo.testing.conformance.preemption_policy import PreemptionPolicySuite
 from octavo.testing.conformance.scheduler_policy import SchedulerPolicySuite
 from octavo.testing.templates import grammar_engine, reasoning_parser, tool_parser
 
+pytestmark = pytest.mark.slow
+
 FAULTS = []
 
 

@@ -9,6 +9,8 @@ import pytest
 from octavo.server.command_line.main import main
 from octavo.testing.conformance.base import registry
 
+pytestmark = pytest.mark.slow
+
 
 def run(capsys, *args):
     status = main(["plugins", *args])
@@ -106,7 +108,6 @@ def test_a_broken_package_is_told_apart(environment, tmp_path):
     assert "a_reused_block_is_safe" in broken
 
 
-@pytest.mark.slow
 def test_every_kind_passes_check_as_generated(environment, tmp_path):
     names = {kind: f"fresh_{kind}" for kind in registry().kinds}
     for kind, name in names.items():

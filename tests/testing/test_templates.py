@@ -12,6 +12,8 @@ from octavo.testing.conformance import SUITES
 from octavo.testing.conformance.base import promises, registry, run_promise
 from octavo.testing.new_package import RECIPES, write_package
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def suites(tmp_path_factory):

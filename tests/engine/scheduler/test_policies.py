@@ -18,7 +18,7 @@ from octavo.plugins.scheduler_policies.fair import FairOptions, FairPolicy
 from octavo.plugins.scheduler_policies.priority import PriorityOptions, PriorityPolicy
 from octavo.plugins.scheduler_policies.queue import WaitingQueue
 from octavo.plugins.scheduler_policies.sjf import SjfOptions, SjfPolicy
-from octavo.plugins.scheduler_policies.step_cost import StepCost
+from octavo.plugins.scheduler_policies.step_time import StepTimeModel
 from octavo.testing.fake_engine import (
     Collector,
     assert_clean,
@@ -289,20 +289,19 @@ def test_deadline_orders_by_class_targets():
 
 
 def test_step_cost_is_learned_from_what_steps_took():
-    cost = StepCost()
+    cost = StepTimeModel()
     assert cost.prefill_tokens(1.0) is None
     for _ in range(50):
-        cost.measured(0.010, 0)
-        cost.measured(0.010 + 100 * 0.001, 100)
+        cost.add(0.010, 0)
+        cost.add(0.010 + 100 * 0.001, 100)
     assert cost.prefill_tokens(0.060) == pytest.approx(50, abs=1)
     assert cost.prefill_tokens(0.005) == 0
 
 
 def timed_engine(policy, step_seconds, **options):
     """An engine whose clock advances by `step_seconds(decodes, prefill tokens)` a step."""
-    engine = make_fake_engine(policy=policy, **options)
     now = [0.0]
-    engine.clock = engine.scheduler.clock = lambda: now[0]
+    engine = make_fake_engine(policy=policy, clock=lambda: now[0], **options)
     original = engine.executor.submit
 
     def submit(plan):

@@ -107,12 +107,12 @@ class NaiveScheduler:
 
     Blocks are only counted (no prefix cache). Written from the rules alone: decodes first, the
     latest arrival gives way when one lacks a block, then chunks of the prompts that were begun, by
-    admission, then new ones while seats, tokens and blocks last; a prompt gets all its blocks at
+    admission, then new ones while slots, tokens and blocks last; a prompt gets all its blocks at
     once; one that was preempted comes back only when every running one could take a block more.
     """
 
-    def __init__(self, blocks, block_size, seats, budget, max_len):
-        self.free, self.size, self.seats = blocks, block_size, seats
+    def __init__(self, blocks, block_size, num_slots, budget, max_len):
+        self.free, self.size, self.num_slots = blocks, block_size, num_slots
         self.budget, self.max_len, self.pool = budget, max_len, blocks
         self.waiting, self.decoding, self.prefilling = [], [], []
         self.state = {}
@@ -137,7 +137,7 @@ class NaiveScheduler:
             left -= count
             if count:
                 batch.append((handle, count))
-        while self.waiting and left > 0 and self.running() < self.seats:
+        while self.waiting and left > 0 and self.running() < self.num_slots:
             handle = self.waiting[0]
             item = self.state[handle]
             blocks = self.need(item["known"])
@@ -205,18 +205,18 @@ class NaiveScheduler:
 @settings(max_examples=120, deadline=None)
 @given(
     blocks=st.sampled_from([8, 11, 15, 60]),
-    seats=st.integers(1, 6),
+    num_slots=st.integers(1, 6),
     budget=st.sampled_from([7, 12, 40]),
     work=st.lists(
         st.tuples(st.integers(1, 30), st.integers(1, 30), st.integers(0, 15)), max_size=9
     ),
 )
-def test_fcfs_agrees_with_a_naive_scheduler(blocks, seats, budget, work):
+def test_fcfs_agrees_with_a_naive_scheduler(blocks, num_slots, budget, work):
     """Handles in order, token counts, and who is preempted, in every step."""
     engine = make_fake_engine(
-        num_blocks=blocks + 1, max_num_seqs=seats, budget=budget, prefix_caching=False
+        num_blocks=blocks + 1, max_num_seqs=num_slots, budget=budget, prefix_caching=False
     )
-    naive = NaiveScheduler(blocks, 4, seats, budget, 96)
+    naive = NaiveScheduler(blocks, 4, num_slots, budget, 96)
     seen = []
     original, slots = engine.executor.submit, engine.scheduler.slots
 

@@ -13,7 +13,7 @@ PROVIDERS: list[Provider[Any]] = [
         options="octavo_class_quotas.scheduler_policy:ClassQuotasOptions",
         contract_version="1",
         rank=-1,  # only when named; give it a rank from 0 on to let `auto` choose it
-        summary="classes share the seats by weight, within quotas",
+        summary="classes share the slots by weight, within quotas",
     ),
 ]
 

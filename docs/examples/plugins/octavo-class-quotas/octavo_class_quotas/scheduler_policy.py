@@ -1,4 +1,4 @@
-"""Scheduler policy `class_quotas`: classes of requests share the seats by weight, within quotas.
+"""Scheduler policy `class_quotas`: classes of requests share the slots by weight, within quotas.
 
 A request's class is its `priority` number (OpenAI's field): give your gold, silver and free tiers
 numbers, and say here what each is worth. Of the classes that wait and are below their quota, the one
@@ -44,7 +44,7 @@ class ClassQuotasOptions(Options):
 
 @dataclass
 class _Class:
-    """passed: tokens admitted, divided by the weight. running: how many have a seat, as of the last
+    """passed: tokens admitted, divided by the weight. running: how many have a slot, as of the last
     step, and those admitted since."""
 
     tier: Tier

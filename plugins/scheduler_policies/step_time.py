@@ -1,4 +1,4 @@
-"""What a step costs, measured while serving: a base and a price of a prefill token.
+"""How long a step takes, measured while serving: a base, and a price for each prefill token.
 
     seconds(step) = base + prefill tokens * price
 
@@ -13,15 +13,15 @@ SMOOTHING = 0.2
 """Weight of the newest measurement."""
 
 
-class StepCost:
-    """Seconds. Until something was measured, base and price are None."""
+class StepTimeModel:
+    """Predicts how long a step takes. base and price are seconds, None until measured."""
 
     def __init__(self) -> None:
         self.base: float | None = None
         self.price: float | None = None
 
-    def measured(self, seconds: float, num_prefill: int) -> None:
-        """A step with `num_prefill` prefill tokens took this long."""
+    def add(self, seconds: float, num_prefill: int) -> None:
+        """Take in the time of a step with `num_prefill` prefill tokens."""
         if num_prefill == 0:
             self.base = _smoothed(self.base, seconds)
         else:
