@@ -29,6 +29,7 @@ from octavo.server.contracts.route import RoutePlugin
 from octavo.server.contracts.tool_parser import CallArguments, CallBegin
 from octavo.server.testing.reasoning_parser import ReasoningParserSuite
 from octavo.server.testing.route import RouteSuite
+from octavo.server.testing.templates import reasoning_parser, tool_parser
 from octavo.server.testing.tool_parser import ToolParserSuite
 from octavo.testing.conformance.base import run_promise
 from octavo.testing.conformance.eviction_policy import EvictionPolicySuite
@@ -38,7 +39,7 @@ from octavo.testing.conformance.kv_cache_manager import KVCacheManagerSuite
 from octavo.testing.conformance.observer import ObserverSuite
 from octavo.testing.conformance.preemption_policy import PreemptionPolicySuite
 from octavo.testing.conformance.scheduler_policy import SchedulerPolicySuite
-from octavo.testing.templates import grammar_engine, reasoning_parser, tool_parser
+from octavo.testing.templates import grammar_engine
 
 pytestmark = pytest.mark.slow
 
