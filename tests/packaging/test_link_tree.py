@@ -13,7 +13,7 @@ import pytest
 
 SHOW = """
 import importlib.metadata as metadata, importlib.util
-print(metadata.version("octavo"), importlib.util.find_spec("octavo.core.registry").origin)
+print(metadata.version("octavo"), importlib.util.find_spec("octavo.core.errors").origin)
 for point in sorted(metadata.entry_points(group="octavo"), key=lambda point: point.name):
     print(point.name, point.value, point.dist.name)
 """
@@ -35,7 +35,7 @@ def test_the_tree_has_the_package_and_its_entry_points(
     )
     project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
     first, *points = done.stdout.splitlines()
-    origin = tmp_path / "tree" / "octavo" / "core" / "registry.py"
+    origin = tmp_path / "tree" / "octavo" / "core" / "errors.py"
     assert first == f"{project['version']} {origin}"
     declared = project["entry-points"]["octavo"]
     assert points == [f"{name} {declared[name]} octavo" for name in sorted(declared)]
