@@ -18,6 +18,7 @@ from pathlib import Path
 
 from octavo import backends, models, plugins, server
 from octavo.core.contracts import Kind, provider
+from octavo.core.registry import Registry
 from octavo.plugins.observers.prometheus.families import API, ENGINE, Family
 from octavo.server.command_line.main import _parser
 from octavo.testing.conformance import SUITES, suite_of
@@ -34,7 +35,7 @@ BUILT_IN = (plugins, backends, models, server)
 
 def kinds() -> list[Kind]:
     """Every kind, those of the engine first."""
-    return sorted(KINDS.values(), key=is_server_kind)
+    return sorted(Registry.discover(only=[]).kinds.values(), key=is_server_kind)
 
 
 def is_server_kind(kind: Kind) -> bool:
