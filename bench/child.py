@@ -70,7 +70,7 @@ class Child:
         self._socket.close()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(patience_s)
-        child_process.kill(self.process)
+        child_process.kill_process(self.process)
         self.process.wait()
 
 

@@ -1,4 +1,4 @@
-"""The supported API for authors of kernels, samplers, attention backends and models.
+"""The supported API for authors of kernels, samplers, backends and other implementations.
 
     from octavo.kernels import RopeTable, apply_rope, upload
 
@@ -43,6 +43,12 @@ _WHERE = {
     "gumbel_blocks": "random",
     "philox4x32": "random",
     "is_plain": "plain_modules",
+    "Codec": "codec",
+    "end_with_parent": "child_process",
+    "ignore_signals": "child_process",
+    "kill_process": "child_process",
+    "limit_memory": "child_process",
+    "spawn_connected": "child_process",
 }
 
 __all__ = [
@@ -52,6 +58,7 @@ __all__ = [
     "PHILOX_MULTIPLIERS",
     "PHILOX_ROUNDS",
     "PHILOX_WEYL",
+    "Codec",
     "DrawKeys",
     "PinnedTwin",
     "RopeTable",
@@ -61,10 +68,14 @@ __all__ = [
     "apply_rope",
     "argmax",
     "draw_all",
+    "end_with_parent",
     "group_rows",
     "gumbel",
     "gumbel_blocks",
+    "ignore_signals",
     "is_plain",
+    "kill_process",
+    "limit_memory",
     "min_p_floor",
     "noise_at",
     "nucleus_mask",
@@ -73,6 +84,7 @@ __all__ = [
     "philox4x32",
     "pin",
     "select_rows",
+    "spawn_connected",
     "token_logprobs",
     "token_weights",
     "top_tokens",
@@ -80,6 +92,14 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from octavo.kernels.child_process import (
+        end_with_parent,
+        ignore_signals,
+        kill_process,
+        limit_memory,
+        spawn_connected,
+    )
+    from octavo.kernels.codec import Codec
     from octavo.kernels.noise import DrawKeys, draw_all, noise_at
     from octavo.kernels.plain_modules import is_plain
     from octavo.kernels.random import (

@@ -33,9 +33,6 @@ _POLL_S = 1.0
 
 _keep: list[object] = []  # handlers that C holds must not be collected
 
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""Environment of a child that computes on one thread."""
-
 
 # ---- in the parent ------------------------------------------------------------------------------
 
@@ -83,7 +80,7 @@ def spawn_connected(
     return process, ours
 
 
-def kill(process: subprocess.Popen[bytes]) -> None:
+def kill_process(process: subprocess.Popen[bytes]) -> None:
     """Kill a child and all that it started, without waiting. Harmless when it has ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -251,14 +251,14 @@ class _Run:
 
     def _wait(self) -> None:
         self.process.wait()
-        child_process.kill(self.process)  # what it left behind is of no use to anybody
+        child_process.kill_process(self.process)  # what it left behind is of no use to anybody
         self.exited.set()
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._on_exit, self)
 
     def kill(self) -> None:
         """End the process and everything that it started."""
-        child_process.kill(self.process)
+        child_process.kill_process(self.process)
 
     def why(self, *, ran: bool) -> str:
         """Why it ended."""

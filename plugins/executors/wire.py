@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from octavo.core.contracts.executor import Ticket
 from octavo.core.messages import LogitMasks, StepPlan, StepResult
-from octavo.kernels.codec import Codec
+from octavo.kernels import Codec
 from octavo.plugins.executors.local import LocalExecutor
 
 _PLANS, _MASKS, _RESULTS = Codec(StepPlan), Codec(LogitMasks), Codec(StepResult)

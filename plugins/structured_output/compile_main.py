@@ -23,7 +23,7 @@ from octavo.core.contracts.grammar_engine import (
 )
 from octavo.core.errors import OctavoError, RequestError
 from octavo.core.structured_outputs import PARAM
-from octavo.kernels.child_process import end_with_parent, ignore_signals, limit_memory
+from octavo.kernels import end_with_parent, ignore_signals, limit_memory
 from octavo.plugins.structured_output import wire
 
 NICENESS = 10

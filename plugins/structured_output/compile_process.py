@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from octavo.kernels import child_process
+from octavo.kernels import kill_process, spawn_connected
 from octavo.plugins.structured_output import wire
 
 logger = logging.getLogger(__name__)
@@ -16,7 +16,8 @@ logger = logging.getLogger(__name__)
 Answer = wire.Compiled | wire.Refused | wire.Dropped | wire.Broken
 
 _MAIN = "octavo.plugins.structured_output.compile_main"
-_ENVIRONMENT = {**child_process.ONE_THREAD, "TOKENIZERS_PARALLELISM": "false"}
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_ENVIRONMENT = {**dict.fromkeys(_ONE_THREAD, "1"), "TOKENIZERS_PARALLELISM": "false"}
 
 
 class CompileProcess:
@@ -25,9 +26,7 @@ class CompileProcess:
     there, once, when the process has ended, with the reason."""
 
     def __init__(self, on_answer: Callable[[Answer], None], on_end: Callable[[str], None]) -> None:
-        self._process, ours = child_process.spawn_connected(
-            _MAIN, environment=_ENVIRONMENT, output=2
-        )
+        self._process, ours = spawn_connected(_MAIN, environment=_ENVIRONMENT, output=2)
         self._connection = Connection(ours.detach())
         self._on_answer, self._on_end = on_answer, on_end
         self._lock = threading.Lock()
@@ -47,7 +46,7 @@ class CompileProcess:
     def close(self) -> None:
         """End the process and what it forked. More than one call is harmless."""
         if not self.ended:
-            child_process.kill(self._process)
+            kill_process(self._process)
             self._process.wait()
             self.ended = True
 

@@ -12,13 +12,14 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from octavo.server.http.openapi import document, type_text
+from octavo.server.app.openapi import document
+from octavo.server.app.openapi_page import type_text
+from octavo.server.app.routes import OPERATIONS
 from octavo.server.openai.protocol.chat import ChatRequest
 from octavo.server.openai.protocol.common import Request
 from octavo.server.openai.protocol.completions import CompletionRequest
 from octavo.server.openai.protocol.responses import ResponsesRequest
 from octavo.server.openai.protocol.sampling import SamplingRequest
-from octavo.server.operations.routes import OPERATIONS
 
 REQUESTS: tuple[type[Request], ...] = (ChatRequest, CompletionRequest)
 

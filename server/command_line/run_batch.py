@@ -27,6 +27,9 @@ from octavo.engine.process.process import EngineProcess
 from octavo.frontend.async_engine import Parts
 from octavo.frontend.async_llm import AsyncLLM
 from octavo.frontend.process_client import parts
+from octavo.server.app.app import create_app
+from octavo.server.app.http_server import say
+from octavo.server.app.routes import OPERATIONS
 from octavo.server.command_line.batch_file import (
     BadBatchFile,
     BatchRequest,
@@ -37,12 +40,9 @@ from octavo.server.command_line.batch_file import (
 from octavo.server.command_line.batch_file import result_line as line_of
 from octavo.server.command_line.config import add_config_arguments, config_from_args
 from octavo.server.config import ServiceConfig
-from octavo.server.http.app import create_app
 from octavo.server.http.errors import ApiError
-from octavo.server.http.http_server import say
-from octavo.server.http.state import ServerState
 from octavo.server.openai.answer import AnswerParsers, make_parsers
-from octavo.server.operations.routes import OPERATIONS
+from octavo.server.openai.state import ServerState
 from octavo.server.process.session import loop_factory, on_signals
 
 INTERRUPTED = 130

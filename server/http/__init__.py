@@ -1,1 +1,1 @@
-"""The HTTP application: bodies, limits, security, errors."""
+"""HTTP without the application: bodies, limits, security, errors."""

@@ -9,7 +9,6 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.frontend.outputs import CompletionOutput, PromptLogprobs, RequestOutput
 from octavo.server.contracts.tool_parser import Text
 from octavo.server.http.large_body import MANY_MESSAGES
-from octavo.server.http.state import ServerState
 from octavo.server.openai.answer import (
     Answer,
     AnswerFormat,
@@ -36,6 +35,7 @@ from octavo.server.openai.protocol.chat import (
     ToolCallDelta,
 )
 from octavo.server.openai.protocol.common import Usage
+from octavo.server.openai.state import ServerState
 from octavo.server.openai.tokens import TokenTexts, chat_logprobs, hides_last, prompt_logprobs
 
 ROLE = "assistant"

@@ -7,7 +7,6 @@ from typing import Any
 
 from octavo.core.sampling_params import SamplingParams
 from octavo.frontend.outputs import CompletionOutput, PromptLogprobs, RequestOutput
-from octavo.server.http.state import ServerState
 from octavo.server.openai.generation import ChunkedGeneration
 from octavo.server.openai.protocol.common import Usage
 from octavo.server.openai.protocol.completions import (
@@ -16,6 +15,7 @@ from octavo.server.openai.protocol.completions import (
     CompletionRequest,
     CompletionResponse,
 )
+from octavo.server.openai.state import ServerState
 from octavo.server.openai.tokens import CompletionLogprobsWriter, TokenTexts, prompt_logprobs
 
 

@@ -14,9 +14,9 @@ from octavo.frontend.text.inputs import PreparedRequest, Prompt
 from octavo.server.http.errors import ApiError
 from octavo.server.http.large_body import LARGE, MANY_IDS
 from octavo.server.http.overload import Place
-from octavo.server.http.state import ServerState
 from octavo.server.openai.protocol.common import PromptTokensDetails, Response, Usage
 from octavo.server.openai.protocol.sampling import SamplingRequest
+from octavo.server.openai.state import ServerState
 
 B = TypeVar("B", bound=SamplingRequest)
 

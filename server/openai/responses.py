@@ -10,7 +10,6 @@ from octavo.core.sampling_params import SamplingParams
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
 from octavo.server.http.errors import ApiError
 from octavo.server.http.large_body import MANY_MESSAGES
-from octavo.server.http.state import ServerState
 from octavo.server.openai.answer import AnswerFormat, AnswerReader
 from octavo.server.openai.generation import Generation
 from octavo.server.openai.protocol.chat import TokenLogprob
@@ -26,6 +25,7 @@ from octavo.server.openai.protocol.responses import (
 )
 from octavo.server.openai.response_items import ItemEvent, Items
 from octavo.server.openai.responses_input import to_messages
+from octavo.server.openai.state import ServerState
 from octavo.server.openai.tokens import TokenTexts, chat_logprobs, hides_last
 
 

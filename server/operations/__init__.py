@@ -1,1 +1,1 @@
-"""Metrics, the live page, and routes for operators."""
+"""What operators read: metrics and the statistics log."""

@@ -21,11 +21,11 @@ from octavo.frontend.async_llm import AsyncLLM
 from octavo.frontend.config import load_config
 from octavo.frontend.process_client import parts
 from octavo.kernels.child_process import end_with_parent
+from octavo.server.app.plugin_routes import plugin_routes
 from octavo.server.config import service_config
-from octavo.server.http.plugin_routes import plugin_routes
-from octavo.server.http.state import ServerState, served_names
 from octavo.server.openai.answer import make_parsers
-from octavo.server.operations import control
+from octavo.server.openai.state import ServerState, served_names
+from octavo.server.process import control
 from octavo.server.process.session import Session, on_signals, run_loop
 
 

@@ -28,15 +28,15 @@ from octavo.frontend.async_engine import Parts
 from octavo.frontend.async_llm import AsyncLLM
 from octavo.frontend.process_client import parts
 from octavo.plugins.observers.prometheus.board import Board
+from octavo.server.app.http_server import say
+from octavo.server.app.plugin_routes import plugin_routes
 from octavo.server.config import ServiceConfig
-from octavo.server.http.http_server import say
-from octavo.server.http.plugin_routes import plugin_routes
 from octavo.server.http.security import load_keys
-from octavo.server.http.state import ServerState, served_names
 from octavo.server.openai.answer import AnswerParsers, make_parsers
-from octavo.server.operations.control import Loaded
+from octavo.server.openai.state import ServerState, served_names
 from octavo.server.operations.metrics import with_board
 from octavo.server.operations.stats_log import logged_stats
+from octavo.server.process.control import Loaded
 from octavo.server.process.listen import (
     address_of,
     bind,

@@ -15,11 +15,11 @@ import uvicorn
 from starlette.routing import BaseRoute
 
 from octavo.frontend.async_llm import AsyncLLM
+from octavo.server.app.app import create_app
+from octavo.server.app.http_server import KEEP_ALIVE_S, LAST_WORDS_S, HttpServer
 from octavo.server.config import ServiceConfig
-from octavo.server.http.app import create_app
-from octavo.server.http.http_server import KEEP_ALIVE_S, LAST_WORDS_S, HttpServer
-from octavo.server.http.state import ServerState
 from octavo.server.openai.answer import AnswerParsers
+from octavo.server.openai.state import ServerState
 
 
 class Session:

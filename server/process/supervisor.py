@@ -19,9 +19,9 @@ from octavo.engine.process.wire import Settled
 from octavo.frontend.process_client import client_name
 from octavo.kernels import child_process
 from octavo.plugins.observers.prometheus.board import Board
+from octavo.server.app.http_server import LAST_WORDS_S
 from octavo.server.config import ServiceConfig
-from octavo.server.http.http_server import LAST_WORDS_S
-from octavo.server.operations import control
+from octavo.server.process import control
 
 logger = logging.getLogger("octavo.server")
 

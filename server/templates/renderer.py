@@ -172,6 +172,6 @@ class _Process:
 
     async def kill(self) -> None:
         """And wait for its end."""
-        child_process.kill(self._inner)
+        child_process.kill_process(self._inner)
         self._writer.close()
         await asyncio.to_thread(self._inner.wait)

@@ -122,7 +122,7 @@ def test_wheel_has_every_tracked_file_of_the_packages(wheel: Path, sources: list
 def test_wheel_has_the_live_page(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         for ending in ("html", "css", "js"):
-            assert archive.read(f"octavo/server/operations/dashboard/page.{ending}")
+            assert archive.read(f"octavo/server/app/dashboard/page.{ending}")
 
 
 def test_wheel_carries_the_licence(wheel: Path, repository: Path) -> None:

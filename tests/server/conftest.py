@@ -15,8 +15,8 @@ import httpx
 import pytest
 import uvicorn
 
+from octavo.server.app.app import create_app
 from octavo.server.config import ServiceConfig
-from octavo.server.http.app import create_app
 from octavo.server.openai.answer import AnswerParsers
 
 

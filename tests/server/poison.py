@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from octavo.server.operations.routes import OPERATIONS
+from octavo.server.app.routes import OPERATIONS
 
 TEXT, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 HI = [{"role": "user", "content": "hi"}]

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from octavo import LLM, AsyncLLM, SamplingParams
+from octavo.server.app.app import create_app
 from octavo.server.config import ServiceConfig
-from octavo.server.http.app import create_app
 from octavo.testing.model_folder import write_model_folder
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"

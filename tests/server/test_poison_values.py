@@ -9,8 +9,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from octavo import AsyncLLM
+from octavo.server.app.app import create_app
 from octavo.server.config import ServiceConfig
-from octavo.server.http.app import create_app
 from octavo.server.openai.protocol.chat import ChatRequest
 from octavo.server.openai.protocol.completions import CompletionRequest
 from octavo.testing.model_folder import write_model_folder

@@ -7,7 +7,7 @@ import base64
 import hashlib
 import re
 
-from octavo.server.operations.dashboard import viewer
+from octavo.server.app.dashboard import viewer
 
 OVERVIEW = {"now": 0.0, "blocks": None, "live": [], "recent": []}
 

@@ -13,8 +13,8 @@ import pytest
 from octavo.frontend.async_llm import AsyncLLM
 from octavo.frontend.client import ThreadClient
 from octavo.frontend.text.inputs import InputProcessor
+from octavo.server.app.app import create_app
 from octavo.server.config import ServiceConfig
-from octavo.server.http.app import create_app
 from octavo.testing.byte_tokenizer import ByteTokenizer
 from octavo.testing.fake_engine import assert_clean, make_fake_engine
 

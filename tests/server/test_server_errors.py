@@ -437,7 +437,7 @@ def test_routes(connect, fake):
 
 @pytest.mark.parametrize("count", [100, 399, 400, 401, 3000])
 def test_names_of_many_unknown_parameters_fit_into_a_header(count):
-    from octavo.server.http.endpoint import names_header
+    from octavo.server.app.endpoint import names_header
 
     text = names_header([f"k{i}" for i in range(count)])
     assert len(text) <= 1010

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hypothesis
 import pytest
 
-from octavo.server.operations.routes import OPERATIONS
+from octavo.server.app.routes import OPERATIONS
 
 schemathesis = pytest.importorskip("schemathesis")
 

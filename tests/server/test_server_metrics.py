@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from octavo.frontend.vllm.keywords import from_keywords
 from octavo.plugins.observers.prometheus.board import Board
 from octavo.plugins.observers.prometheus.families import API, ENGINE
+from octavo.server.app.app import create_app
 from octavo.server.config import ServiceConfig
-from octavo.server.http.app import create_app
 from octavo.server.operations.stats_log import line
 
 

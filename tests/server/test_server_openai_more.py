@@ -134,8 +134,8 @@ def test_errors(client, real_server, case, stream):
 
 def test_a_server_that_loads_is_asked_again(fakes, monkeypatch):
     """503 with Retry-After: the client waits and succeeds."""
+    from octavo.server.app.app import create_app
     from octavo.server.config import ServiceConfig
-    from octavo.server.http.app import create_app
 
     monkeypatch.setattr("octavo.server.http.errors.RETRY_AFTER_S", 0.05)
     app = create_app(fakes.FakeAsyncLLM(start_delay=0.1), ServiceConfig())

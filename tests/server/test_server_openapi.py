@@ -10,14 +10,14 @@ import httpx
 import pytest
 from pydantic import ConfigDict
 
+from octavo.server.app.app import create_app
+from octavo.server.app.openapi import document
+from octavo.server.app.routes import OPERATIONS
 from octavo.server.command_line.reference import render
 from octavo.server.config import ServiceConfig
-from octavo.server.http.app import create_app
-from octavo.server.http.openapi import document
 from octavo.server.openai.protocol.chat import ChatChunk, ChatRequest, ChatResponse
 from octavo.server.openai.protocol.common import Response
 from octavo.server.openai.protocol.completions import CompletionRequest, CompletionResponse
-from octavo.server.operations.routes import OPERATIONS
 
 HI = [{"role": "user", "content": "hi"}]
 SHARED = """

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from octavo.frontend.outputs import CompletionOutput
+from octavo.server.app.app import create_app
 from octavo.server.config import ServiceConfig
-from octavo.server.http.app import create_app
 
 
 def in_loop(test):

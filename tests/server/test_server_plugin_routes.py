@@ -11,9 +11,9 @@ import pytest
 from octavo.core.errors import OctavoError
 from octavo.core.registry import Registry
 from octavo.frontend.config import load_config
+from octavo.server.app.app import create_app
+from octavo.server.app.plugin_routes import plugin_routes
 from octavo.server.config import ServiceConfig
-from octavo.server.http.app import create_app
-from octavo.server.http.plugin_routes import plugin_routes
 
 PLUGIN = """
     from starlette.responses import JSONResponse, PlainTextResponse

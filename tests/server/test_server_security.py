@@ -10,9 +10,9 @@ from starlette.routing import Route
 from octavo.core.config.models import plain
 from octavo.core.errors import ConfigError
 from octavo.core.registry import Registry
+from octavo.server.app.app import create_app
+from octavo.server.app.plugin_routes import plugin_routes
 from octavo.server.config import ServerConfig, ServiceConfig
-from octavo.server.http.app import create_app
-from octavo.server.http.plugin_routes import plugin_routes
 from octavo.server.http.security import OPEN_PATHS, load_keys
 
 KEYS = {"anna": "key-of-anna", "ben": "key-of-ben"}

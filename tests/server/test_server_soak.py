@@ -9,7 +9,7 @@ import random
 import httpx
 import pytest
 
-from octavo.server.operations.routes import OPERATIONS
+from octavo.server.app.routes import OPERATIONS
 
 SERVED = {operation.path for operation in OPERATIONS}
 TOTAL, WARM_UP, AT_ONCE = 2000, 700, 24

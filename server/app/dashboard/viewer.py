@@ -14,7 +14,7 @@ from octavo.plugins.observers.prometheus.families import API, ENGINE
 from octavo.server.http.errors import ApiError
 
 if TYPE_CHECKING:
-    from octavo.server.http.state import ServerState
+    from octavo.server.openai.state import ServerState
 
 logger = logging.getLogger("octavo.server")
 

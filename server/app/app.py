@@ -16,15 +16,16 @@ from starlette.routing import BaseRoute, Route
 
 import octavo
 from octavo.frontend.async_llm import AsyncLLM
+from octavo.server.app.dashboard.viewer import Viewer
+from octavo.server.app.openapi import document
+from octavo.server.app.plugin_routes import described
+from octavo.server.app.routes import OPERATIONS, Operation
 from octavo.server.config import ServerConfig, ServiceConfig
 from octavo.server.http.errors import ApiError, from_exception
 from octavo.server.http.guard import Guard
-from octavo.server.http.openapi import document
-from octavo.server.http.plugin_routes import described
 from octavo.server.http.security import OPEN_PATHS, ApiKeys
-from octavo.server.http.state import ServerState
 from octavo.server.openai.answer import AnswerParsers
-from octavo.server.operations.routes import OPERATIONS, Operation
+from octavo.server.openai.state import ServerState
 
 
 def create_app(
@@ -55,7 +56,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         state = ServerState(llm, config, make_parsers, worker)
-        app.state.server = state
+        app.state.server, app.state.viewer = state, Viewer()
         app.state.openapi = document(
             OPERATIONS,
             octavo.__version__,

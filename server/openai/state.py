@@ -19,7 +19,6 @@ from octavo.server.http.large_body import LARGE, Threads
 from octavo.server.http.overload import Queue
 from octavo.server.openai.answer import AnswerParsers
 from octavo.server.openai.protocol.common import ModelCard, ModelList, shown
-from octavo.server.operations.dashboard.viewer import Viewer
 from octavo.server.operations.metrics import Metrics
 from octavo.server.templates.chats import ChatRenderers
 
@@ -53,7 +52,6 @@ class ServerState:
         self.names = served_names(config)
         self.created = int(time.time())
         self.metrics = Metrics(llm, config, self.names[0], worker)
-        self.viewer = Viewer()
         self.queue = Queue(llm, config.server, self.metrics.rejected)
         self.renderers = ChatRenderers(llm, config.server)
         self.threads = Threads()

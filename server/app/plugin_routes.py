@@ -11,9 +11,9 @@ from octavo.core.config.models import ImplementationConfig, plain
 from octavo.core.contracts import Platform, ProbeContext
 from octavo.core.errors import PluginError
 from octavo.core.registry import Registry
+from octavo.server.app.routes import OPERATIONS
 from octavo.server.config import ServiceConfig
 from octavo.server.contracts.route import RouteContext, RoutePlugin
-from octavo.server.operations.routes import OPERATIONS
 
 
 def plugin_routes(

@@ -10,14 +10,14 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from octavo.server.app.request_log import log_request
 from octavo.server.http.body import parsed, read_body
 from octavo.server.http.disconnect import EventStream, until_gone
 from octavo.server.http.errors import from_exception
-from octavo.server.http.request_log import log_request
-from octavo.server.http.state import ServerState
 from octavo.server.openai.generation import Generation
 from octavo.server.openai.protocol.common import parse
 from octavo.server.openai.run import collect, stream
+from octavo.server.openai.state import ServerState
 
 
 class Handler:

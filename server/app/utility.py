@@ -11,11 +11,10 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 import octavo
 from octavo.core.errors import RequestError
 from octavo.core.sampling_params import check_token_ids
+from octavo.server.app.openapi_page import page
 from octavo.server.http.body import parsed, read_body
 from octavo.server.http.errors import ApiError, from_exception
 from octavo.server.http.large_body import MANY_IDS
-from octavo.server.http.openapi import page
-from octavo.server.http.state import ServerState
 from octavo.server.openai.chat import render
 from octavo.server.openai.protocol import common
 from octavo.server.openai.protocol.common import parse
@@ -26,6 +25,7 @@ from octavo.server.openai.protocol.tokens import (
     TokenizeResponse,
     TokenizeTextRequest,
 )
+from octavo.server.openai.state import ServerState
 from octavo.server.openai.tokens import label
 
 R = TypeVar("R", bound=common.Request)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.applications import Starlette
 
-from octavo.server.http.state import ServerState
+from octavo.server.openai.state import ServerState
 
 KEEP_ALIVE_S = 65
 """Longer than the 60 s after which common proxies drop an idle connection, so that they do it

@@ -9,14 +9,14 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.server.http.endpoint import Handler
-from octavo.server.openai import utility
+from octavo.server.app import utility
+from octavo.server.app.dashboard.data import data
+from octavo.server.app.dashboard.page import page
+from octavo.server.app.endpoint import Handler
 from octavo.server.openai.chat import ChatGeneration
 from octavo.server.openai.completions import CompletionGeneration
 from octavo.server.openai.protocol import chat, common, completions, responses, tokens
 from octavo.server.openai.responses import ResponseGeneration
-from octavo.server.operations.dashboard.data import data
-from octavo.server.operations.dashboard.page import page
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""The ASGI application: its routes, how each is answered, the live page."""
