@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from octavo import AsyncLLM
-from octavo.core.config.models import EngineConfig
+from octavo.server.config import ServiceConfig
 from octavo.server.http.app import create_app
 from octavo.server.openai.protocol.chat import ChatRequest
 from octavo.server.openai.protocol.completions import CompletionRequest
@@ -47,7 +47,7 @@ def vocab(model):
 def client(model):
     """A client of the application over a tiny model, which answers at the end as at the start."""
     settings = SETTINGS | {"model": SETTINGS["model"] | {"source": str(model)}}
-    config = EngineConfig.model_validate(settings)
+    config = ServiceConfig.model_validate(settings)
     app = create_app(AsyncLLM(config=config), config)
     with TestClient(app) as client:
         client.portal.call(app.state.server.started.wait)
