@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def attached_request(row: AdmittedRow) -> AttachedRequest:
-    """A seated sequence as a processor sees it; tokens past `num_prompt` are of an earlier life."""
+    """A sequence in a slot as a processor sees it; tokens past `num_prompt` are of an earlier life."""
     return AttachedRequest(
         slot=row.slot,
         handle=row.handle,

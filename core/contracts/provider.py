@@ -54,7 +54,7 @@ class ProbeContext:
     `facts` holds what has been decided so far (model architecture, dtype, head size, KV dtype),
     by name; a probe treats an absent fact as unknown, not as a refusal. `chosen` among them maps
     the kinds that are settled already to the names of their implementations: the model and its
-    quantization come first, then the kinds in the order of the table above.
+    quantization come first, then the kinds in the order of `KINDS`.
     """
 
     platform: Platform = field(default_factory=Platform)
@@ -63,9 +63,9 @@ class ProbeContext:
 
 @dataclass(frozen=True)
 class Availability:
-    """A probe's answer. `reason` says why not, or how it will run. `lost`: what users miss where
+    """A probe's answer. `reason` says why not, or how it will run. `lost`: what users lose where
     it is not available; the startup report notes it once when `auto` had to do without. `for_auto`:
-    whether `auto` may take it, or only who names it (a slow way, for tests)."""
+    whether `auto` may take it, or only a configuration that names it (a slow way, for tests)."""
 
     available: bool
     reason: str = ""

@@ -94,7 +94,7 @@ class SchedulerPolicy(ABC):
 
     @abstractmethod
     def add(self, request: WaitingRequest) -> None:
-        """Queue a request: new, or preempted (`num_preemptions` > 0), which keeps its rights."""
+        """Queue a request: new, or preempted (`num_preemptions` > 0), which keeps its place by arrival."""
 
     @abstractmethod
     def remove(self, handle: int) -> bool:
@@ -107,7 +107,7 @@ class SchedulerPolicy(ABC):
 
     @abstractmethod
     def pop(self) -> WaitingRequest:
-        """Take out what `peek` returned; the core has just admitted it."""
+        """Take out what `peek` returned; the scheduler has just admitted it."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -138,7 +138,7 @@ class SchedulerPolicy(ABC):
         """The slot of a running request that must give way to `request`, which `peek` returned and
         which finds no slot or no blocks; None: it waits. Asked again until the request fits. The
         answer may depend only on `request` and on who runs: a None holds until either changes.
-        The one preempted must stand behind `request` in the queue, else they take turns."""
+        The one preempted must come after `request` in the queue, otherwise the two preempt each other forever."""
         return None
 
     def take(self, request: WaitingRequest) -> None:

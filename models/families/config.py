@@ -131,7 +131,7 @@ def tensor_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
 
 def decoder_config(config: Mapping[str, Any]) -> DecoderConfig:
     """Read config.json. Raises `UnsupportedModel` for what this decoder does not compute, and
-    `ModelError` for a key that is missing or senseless."""
+    `ModelError` for a key that is missing or invalid."""
     architecture = (list(config.get("architectures") or ()) or ["(none)"])[0]
     if architecture not in FAMILIES:
         known = nearest(architecture, FAMILIES)
