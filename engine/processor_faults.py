@@ -14,7 +14,8 @@ logger = logging.getLogger(__name__)
 
 
 def attached_request(row: AdmittedRow) -> AttachedRequest:
-    """A sequence in a slot as a processor sees it; tokens past `num_prompt` are of an earlier life."""
+    """A running sequence as a processor sees it; tokens past `num_prompt` are its output before
+    a preemption."""
     return AttachedRequest(
         slot=row.slot,
         handle=row.handle,

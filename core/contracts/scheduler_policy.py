@@ -94,7 +94,7 @@ class SchedulerPolicy(ABC):
 
     @abstractmethod
     def add(self, request: WaitingRequest) -> None:
-        """Queue a request: new, or preempted (`num_preemptions` > 0), which keeps its place by arrival."""
+        """Queue a request: new, or preempted (`num_preemptions` > 0), which keeps its place."""
 
     @abstractmethod
     def remove(self, handle: int) -> bool:
@@ -102,8 +102,9 @@ class SchedulerPolicy(ABC):
 
     @abstractmethod
     def peek(self) -> WaitingRequest | None:
-        """The next request to admit, or None. Called only while a slot, tokens and blocks are
-        free, so 10,000 waiting requests cost a step nothing."""
+        """The next request to admit; None only when nothing waits (hold a request back by an
+        `admit_cap` of 0). Called while a slot, tokens and blocks are free, and to find a victim for
+        it, so 10,000 waiting requests cost a step nothing."""
 
     @abstractmethod
     def pop(self) -> WaitingRequest:
@@ -138,7 +139,8 @@ class SchedulerPolicy(ABC):
         """The slot of a running request that must give way to `request`, which `peek` returned and
         which finds no slot or no blocks; None: it waits. Asked again until the request fits. The
         answer may depend only on `request` and on who runs: a None holds until either changes.
-        The one preempted must come after `request` in the queue, otherwise the two preempt each other forever."""
+        The one preempted must come after `request` in the queue, otherwise the two preempt each
+        other forever."""
         return None
 
     def take(self, request: WaitingRequest) -> None:

@@ -69,7 +69,7 @@ OPERATIONS: tuple[Operation, ...] = (
         completions.CompletionResponse,
     ),
     Operation(
-        "GET", "/v1/models", utility.models, "Names that are served.", response=common.ModelList
+        "GET", "/v1/models", utility.models, "List the served models.", response=common.ModelList
     ),
     Operation(
         "GET",
@@ -103,7 +103,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation("GET", "/ping", utility.health, "The same as /health.", response=common.Health),
     Operation("POST", "/ping", utility.health, "The same as /health.", response=common.Health),
-    Operation("GET", "/load", utility.load, "Generations under way.", response=common.Load),
+    Operation("GET", "/load", utility.load, "Generations in progress.", response=common.Load),
     Operation(
         "GET",
         "/metrics",

@@ -193,7 +193,7 @@ def _keywords() -> Iterator[str]:
     yield (
         "Keywords of `LLM(...)` and `AsyncLLM(...)`, and flags of the command line and of vLLM's "
         "files (`max_model_len` is `--max-model-len`; underscores are dashes). What names a thing "
-        "that Octavo does not have stops with a message; its being off is accepted.\n"
+        "that Octavo does not have stops with a message; a value that turns it off is accepted.\n"
     )
     yield "| keyword | key | |"
     yield "|---|---|---|"

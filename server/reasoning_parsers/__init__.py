@@ -13,7 +13,7 @@ PROVIDERS: list[Provider[Any]] = [
         name="deepseek_r1",
         factory=f"{_HERE}.think:DeepSeekR1Parser",
         rank=-1,
-        summary="`<think>` tags, the first of which may be missing: DeepSeek R1 and its kin",
+        summary="`<think>` tags, the first of which may be missing: DeepSeek R1 and similar models",
     ),
     Provider(
         name="qwen3",

@@ -166,7 +166,9 @@ class ResponsesRequest(SamplingRequest):
     )
     instructions: str | None = Field(default=None, description="A system message in front.")
     max_output_tokens: int | None = Field(
-        default=None, ge=1, description="Most tokens of the answer. Absent: what is left."
+        default=None,
+        ge=1,
+        description="Maximum tokens in the answer. Default: the rest of the context.",
     )
     tools: Annotated[list[dict[str, Any]] | None, WithJsonSchema(TOOL_SCHEMA)] = Field(
         default=None, description="Functions that may be called."

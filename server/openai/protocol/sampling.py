@@ -141,7 +141,7 @@ class SamplingRequest(Request):
         default=True, description="Accepted for compatibility with vLLM; the tokenizer decides."
     )
     response_format: ResponseFormat | None = Field(
-        default=None, description="What the answer must look like, as OpenAI has it."
+        default=None, description="What the answer must look like, in OpenAI's format."
     )
     structured_outputs: dict[str, Any] | None = Field(
         default=None,
