@@ -1,8 +1,8 @@
 """Kind `route`: more paths of the HTTP server.
 
 A route plugin runs in the API process (in each, with `server.api_workers`), never in the engine's.
-Its routes stand behind the server's own middleware: they require an API key if keys are configured; what
-their handlers raise becomes an error object (`RequestError` a 400, `EngineDeadError` a 503,
+Its routes stand behind the server's own middleware: they require an API key if keys are configured;
+what their handlers raise becomes an error object (`RequestError` a 400, `EngineDeadError` a 503,
 anything else a 500); `/openapi.json` lists them. The server's own paths cannot be taken.
 """
 
