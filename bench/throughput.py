@@ -104,7 +104,7 @@ def measure(
         "num_preemptions": metrics["num_preemptions"],
         "num_steps": metrics["num_steps"],
         "step_phases": metrics["phases"],
-        "plugin_times": metrics["plugin_times"],
+        "plugin_times": metrics.get("plugin_times", {}),
         "steps": recorder.records(),
     }
 

@@ -47,10 +47,20 @@ def installed(registry):
     [
         (HOPPER, {}, "flashinfer", {"triton": "rank 10", "flex": "only when named"}),
         (HOPPER, {"kv_dtype": "fp8"}, "flashinfer", {}),
-        (HOPPER, {"size": 80}, "triton", {"flashinfer": "64, 128, 256 values, not 80"}),
+        (
+            HOPPER,
+            {"size": 80},
+            "triton",
+            {"flashinfer": "supports head sizes 64, 128, 256, not 80"},
+        ),
         (HOPPER, {"dtype": "float32"}, "triton", {"flashinfer": "the model's dtype is float32"}),
         (HOPPER, {"size": 80, "block_size": 4}, "torch", {"triton": "not 4"}),
-        (HOPPER, {"size": 512}, "torch", {"flashinfer": "not 512", "triton": "256 at most"}),
+        (
+            HOPPER,
+            {"size": 512},
+            "torch",
+            {"flashinfer": "not 512", "triton": "head size 512 is above 256"},
+        ),
         (
             Platform("cuda", (7, 5)),
             {"dtype": "float16", "kv_dtype": "float16"},

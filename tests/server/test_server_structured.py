@@ -87,7 +87,7 @@ def test_what_reaches_the_engine(connect, fake, more, wanted, path):
         ({"structured_outputs": {"json": [1]}}, ".json", "must be a JSON object"),
         ({"structured_outputs": {"structural_tag": True}}, ".structural_tag", "JSON object"),
         ({"structured_outputs": {"json_object": "yes"}}, ".json_object", "true or false"),
-        ({"structured_outputs": {"grammar": "x" * (1 << 20) + "x"}}, ".grammar", "at most 1048576"),
+        ({"structured_outputs": {"grammar": "x" * (1 << 20) + "x"}}, ".grammar", "limit 1048576"),
         ({"structured_outputs": [1]}, "", "object|dictionary|mapping"),
         ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "ignore_eos", "combined"),
         (
