@@ -19,7 +19,12 @@ import msgspec
 from octavo.core.errors import OctavoError
 from octavo.kernels import child_process
 
-encode, decode = msgspec.msgpack.encode, msgspec.msgpack.decode
+decode = msgspec.msgpack.decode
+
+
+def encode(message: Any) -> bytes:
+    """As msgpack; NumPy's scalars as numbers."""
+    return msgspec.msgpack.encode(message, enc_hook=lambda value: value.item())
 
 
 class ChildError(Exception):

@@ -58,7 +58,9 @@ def check() -> None:
 
 def child_environment(*, secrets: bool = False) -> dict[str, str]:
     """Environment of a Python process that imports from the same places as this one."""
-    hidden = {name for name, variable in DECLARED.items() if variable.secret and not secrets}
+    # API keys by name too: whoever declares them need not have been imported.
+    hidden = {"OCTAVO_API_KEYS"} | {name for name, each in DECLARED.items() if each.secret}
+    hidden = set() if secrets else hidden
     kept = {name: value for name, value in os.environ.items() if name not in hidden}
     places = [place or os.getcwd() for place in sys.path]
     return {**kept, "PYTHONPATH": os.pathsep.join(dict.fromkeys(places))}

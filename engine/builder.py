@@ -241,7 +241,7 @@ def _token_budget(resolved: Resolved, worker: WorkerReport) -> TokenBudget:
             )
         return TokenBudget(wanted, "as configured")
     if worker.step_token_limit is not None:
-        budget, reason = worker.step_token_limit, "measured: what half a second computes"
+        budget, reason = worker.step_token_limit, "what this machine computes in 0.5 s"
     else:
         device = resolved.platform.device
         budget, reason = DEFAULT_BUDGET.get(device, 2048), f"the default on {device}"

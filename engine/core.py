@@ -12,6 +12,7 @@ from octavo.core.contracts.engine_extension import EngineExtension
 from octavo.core.contracts.executor import Executor, Ticket
 from octavo.core.contracts.logits_processor import HostLogitsProcessor
 from octavo.core.contracts.observer import Observer, RequestRecord, StateRecord, StepRecord
+from octavo.core.errors import RequestError
 from octavo.core.messages import EngineOutputs, EngineRequest, StepPlan, StepResult
 from octavo.core.registry.faults import Owners
 from octavo.engine.extensions import Extensions
@@ -76,6 +77,11 @@ class EngineCore:
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request. Raises `RequestError` when it can never run."""
+        if request.sampling.structured_outputs is not None and not self.extensions.host_processors:
+            raise RequestError(
+                "structured output is not available: no engine extension provides it",
+                param="structured_outputs",
+            )
         with self._owners:
             if self.extensions.has_gates:
                 self.scheduler.check(request)
@@ -264,6 +270,8 @@ class EngineCore:
         """Stop the workers. More than one call is harmless."""
         if not self._closed:
             self._closed = True
-            self.observers.close()
-            self.extensions.close()
-            self.executor.close()
+            try:
+                self.observers.close()
+                self.extensions.close()
+            finally:
+                self.executor.close()

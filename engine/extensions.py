@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -159,6 +160,7 @@ class Extensions:
         return {name: value for source in self._metrics for name, value in source().items()}
 
     def close(self) -> None:
-        """Close all of them."""
-        for extension in self.all:
-            extension.close()
+        """Close all of them, also where one raises."""
+        with contextlib.ExitStack() as stack:
+            for extension in reversed(self.all):
+                stack.callback(extension.close)

@@ -93,7 +93,7 @@ def _with_model(config: EngineConfig, facts: dict[str, Any]) -> EngineConfig:
     wanted = config.model.max_model_len or (known[0] if known else None)
     if wanted is None:
         raise ConfigError(
-            "give it: the model's config does not say (max_position_embeddings)",
+            "required: config.json does not specify a context length (max_position_embeddings)",
             path="model.max_model_len",
         )
     model = config.model.model_copy(update={"max_model_len": wanted})

@@ -181,6 +181,11 @@ def _accepts(actual: inspect.Signature, expected: inspect.Signature) -> bool:
     by_name_too = all(p.kind is not kinds.VAR_POSITIONAL for p in actual.parameters.values())
     wanted = [p for p in expected.parameters.values() if p.kind not in _VARIADIC]
     required = [p for p in wanted if p.default is kinds.empty]
+    in_order = [p.name for p in wanted if p.kind is kinds.POSITIONAL_OR_KEYWORD]
+    have = [p.name for p in actual.parameters.values() if p.kind is kinds.POSITIONAL_OR_KEYWORD]
+    takes_any_name = any(p.kind is kinds.VAR_KEYWORD for p in actual.parameters.values())
+    if not takes_any_name and any(a != b for a, b in zip(have, in_order, strict=False)):
+        return False
     for given in (wanted, required):
         by_position = [p for p in given if p.kind is not kinds.KEYWORD_ONLY]
         by_name = {p.name: None for p in given if p.kind is kinds.KEYWORD_ONLY}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import logging
 import sys
@@ -53,7 +52,8 @@ class PluginLoader:
         """By id of the plugin, in the order in which they are asked for providers."""
         self.manager.add_hookspecs(KindSpec)
         for kind in KINDS.values():
-            self._add_kind(kind)
+            self.kinds[kind.name] = kind
+            self.manager.add_hookspecs(kind.spec)
         if envvars.TRACE_HOOKS.get():
             self.manager.add_hookcall_monitoring(self._trace_call, self._trace_result)
 
@@ -67,50 +67,33 @@ class PluginLoader:
                 "Octavo's own plugins are not registered: the distribution 'octavo' is not "
                 "installed here; expected `pip install octavo`, or `pip install -e .` in a checkout"
             )
-        used: list[tuple[EntryPoint, Source]] = []
+        loaded: set[str] = set()
         for point, source in points:
             setting = _blocked_by(source, disable, only)
             if setting is not None:
                 self.left_out.append((source, setting))
-                self.manager.set_blocked(point.name)
-            elif point.value not in (other.value for other, _ in used):
-                used.append((point, source))
-        with contextlib.suppress(Exception, SystemExit):
-            self._load_all()  # stops at one that is broken: the rest is loaded by name below
-        seen: set[str] = set()
-        for point, source in used:
-            if point.name in seen or self.manager.is_blocked(point.name):
-                error = PluginError(f"another distribution uses or blocks the name '{point.name}'")
-                self._fail(source, error)
-            else:
-                seen.add(point.name)
+                self.manager.set_blocked(_plugin_name(source))
+            elif point.value not in loaded:
+                loaded.add(point.value)
                 self._load(point, source)
 
-    def _load_all(self, name: str | None = None) -> None:
-        try:
-            self.manager.load_setuptools_entrypoints(GROUP, name)
-        except pluggy.PluginValidationError as exc:
-            if self.manager.is_registered(exc.plugin):
-                self.manager.unregister(exc.plugin)
-            raise
-
     def _load(self, point: EntryPoint, source: Source) -> None:
+        """Load and register one entry point. Pluggy's own loop over them stops at the first that
+        is broken, and takes entry points of one name in two distributions for the same."""
         try:
-            if not self.manager.has_plugin(point.name):
-                self._load_all(point.name)
-            plugin = self.manager.get_plugin(point.name)
-            self._sources[id(plugin)] = source
-            if not self.manager.get_hookcallers(plugin):
-                raise PluginError(
-                    f"{source}: offers nothing; expected the name of a module with functions "
-                    "marked @octavo.hookimpl"
-                )
-        except pluggy.PluginValidationError as exc:
-            self._fail(source, self._signature_error(exc.plugin, source) or exc)
-        except PluginError as exc:
-            self._fail(source, exc)
+            plugin = point.load()
         except (Exception, SystemExit) as exc:
             self._fail(source, exc, f"cannot be imported: {explain(exc, point.module)}")
+            return
+        try:
+            self.manager.register(plugin, _plugin_name(source))
+        except pluggy.PluginValidationError as exc:
+            self._fail(source, self._signature_error(plugin, source) or exc)
+            return
+        self._sources[id(plugin)] = source
+        if not self.manager.get_hookcallers(plugin):
+            message = "expected the name of a module with functions marked @octavo.hookimpl"
+            self._fail(source, PluginError(f"{source}: offers nothing; {message}"))
 
     def has_hooks(self, item: Any) -> bool:
         """Whether a module or object has hook implementations."""
@@ -158,12 +141,31 @@ class PluginLoader:
 
     def declare_kinds(self) -> None:
         """Add the kinds that plugins declare, and check that every hook is known."""
+        declared: list[Kind] = []
         for plugin, source in self._plugins(KINDS_HOOK):
             try:
                 for kind in _listed(self._call(KINDS_HOOK, plugin, source)):
-                    self._add_kind(kind, source)
+                    self._check_kind(kind, source)
+                    self.kinds[kind.name] = kind
+                    declared.append(kind)
             except PluginError as exc:
                 self._fail(source, exc)
+        # Hooks that came before their specification are checked by registering them again.
+        hooks = [kind.hook for kind in declared]
+        waiting = [
+            (plugin, source, self.manager.get_name(plugin))
+            for plugin, source in self._plugins()
+            if any(self._implements(plugin, hook) for hook in hooks)
+        ]
+        for plugin, _, _ in waiting:
+            self.manager.unregister(plugin)
+        for kind in declared:
+            self.manager.add_hookspecs(kind.spec)
+        for plugin, source, name in waiting:
+            try:
+                self.manager.register(plugin, name)
+            except pluggy.PluginValidationError as exc:
+                self._fail(source, self._signature_error(plugin, source) or exc)
         while True:
             try:
                 self.manager.check_pending()
@@ -179,26 +181,20 @@ class PluginLoader:
         message = f"{source}: there is no hook '{unknown}'; {nearest(unknown, known)}"
         self._fail(source, ContractError(message, distribution=source.distribution))
 
-    def _add_kind(self, kind: Any, source: Source | None = None) -> None:
+    def _check_kind(self, kind: Any, source: Source) -> None:
         if not isinstance(kind, Kind):
             raise ContractError(
                 f"{source}: hook {KINDS_HOOK} returned {kind!r:.80}, expected a list of Kind"
             )
+        names = [name for name in vars(kind.spec) if not name.startswith("_")]
+        if len(names) != 1 or self.manager.parse_hookspec_opts(kind.spec, names[0]) is None:
+            raise ContractError(
+                f"{source}: kind '{kind.name}': its spec must have one function, marked "
+                f"@octavo.core.contracts.hookspec, got {', '.join(names) or 'none'}"
+            )
         hooks = {known.hook for known in self.kinds.values()}
         if kind.name in self.kinds or kind.hook in hooks:
             raise ContractError(f"{source}: kind '{kind.name}' ({kind.hook}) is declared already")
-        self.kinds[kind.name] = kind
-        # Hooks that came before their specification are checked by registering them again.
-        waiting = list(self._plugins(kind.hook))
-        names = [self.manager.get_name(plugin) for plugin, _ in waiting]
-        for plugin, _ in waiting:
-            self.manager.unregister(plugin)
-        self.manager.add_hookspecs(kind.spec)
-        for (plugin, origin), name in zip(waiting, names, strict=True):
-            try:
-                self.manager.register(plugin, name)
-            except pluggy.PluginValidationError as exc:
-                self._fail(origin, self._signature_error(plugin, origin) or exc)
 
     def providers(self) -> Iterator[Registered]:
         """What all plugins offer."""
@@ -238,12 +234,13 @@ class PluginLoader:
         others = [impl.plugin for impl in self._implementations(hook) if impl.plugin is not plugin]
         try:
             answers = self.manager.subset_hook_caller(hook, others)()
+            answer = answers[0] if answers else None
+            return list(answer) if isinstance(answer, Iterator) else answer  # a generator runs here
         except (Exception, SystemExit) as exc:
             raise PluginImportError(
                 f"{source}: hook {hook} failed: {explain(exc, '')}",
                 distribution=source.distribution,
             ) from exc
-        return answers[0] if answers else None
 
     def _implementations(self, hook: str) -> Sequence[Any]:
         caller = getattr(self.manager.hook, hook, None)
@@ -275,6 +272,11 @@ class PluginLoader:
             names = ", ".join(str(getattr(item, "name", item)) for item in answer)
             source = self._sources[id(impl.plugin)]
             print(f"octavo hook {hook}: {source} offers {names or 'nothing'}", file=sys.stderr)
+
+
+def _plugin_name(source: Source) -> str:
+    """A name for pluggy: entry points of two distributions may have the same name."""
+    return f"{source.distribution}: {source.entry_point}"
 
 
 def _listed(answer: Any) -> list[Any]:

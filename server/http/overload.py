@@ -46,8 +46,8 @@ class Queue:
     def _refuse(self, what: str, waiting: int, limit: int) -> ApiError:
         self._on_refused(what)
         return unavailable(
-            f"the server is overloaded: {waiting} {what} wait already, at most {limit} may "
-            f"(server.max_queued_{what})",
+            f"the server is overloaded: the queue is full, {waiting} {what} wait (limit {limit}, "
+            f"server.max_queued_{what})",
             "server_overloaded",
         )
 

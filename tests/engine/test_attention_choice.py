@@ -51,7 +51,7 @@ def installed(registry):
             HOPPER,
             {"size": 80},
             "triton",
-            {"flashinfer": "supports head sizes 64, 128, 256, not 80"},
+            {"flashinfer": "sizes 64, 128, 256, not 80"},
         ),
         (HOPPER, {"dtype": "float32"}, "triton", {"flashinfer": "the model's dtype is float32"}),
         (HOPPER, {"size": 80, "block_size": 4}, "torch", {"triton": "not 4"}),
@@ -59,7 +59,7 @@ def installed(registry):
             HOPPER,
             {"size": 512},
             "torch",
-            {"flashinfer": "not 512", "triton": "head size 512 is above 256"},
+            {"flashinfer": "not 512", "triton": "is above 256"},
         ),
         (
             Platform("cuda", (7, 5)),

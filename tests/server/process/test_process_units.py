@@ -177,8 +177,8 @@ def refused(call) -> str:
 def test_a_full_queue_refuses_and_counts() -> None:
     line, llm = queue(waiting=2, tokens=90, max_queued_requests=3, max_queued_tokens=100)
     place = line.enter()
-    assert "3 requests wait already, at most 3" in refused(line.enter)
-    assert "90 tokens wait already" in refused(lambda: place.settle([11]))
+    assert "3 requests wait (limit 3" in refused(line.enter)
+    assert "90 tokens wait" in refused(lambda: place.settle([11]))
     place.settle([10])
     place.leave()
     place.leave()
@@ -203,7 +203,7 @@ def test_a_request_alone_is_taken_however_large() -> None:
 
 def test_workers_share_the_limits() -> None:
     line, _ = queue(waiting=2, max_queued_requests=4, api_workers=2)
-    assert "at most 2" in refused(line.enter)
+    assert "limit 2" in refused(line.enter)
 
 
 def test_no_limits_by_default() -> None:
