@@ -37,7 +37,7 @@ class HostMasks:
         self._faults = Faults()
 
     def follow(self, plan: StepPlan) -> bool:
-        """Attach and detach what the plan seats and releases. True when the plan needs a mask."""
+        """Attach and detach what the plan slots and releases. True when the plan needs a mask."""
         if not self._slot_of and not (self._processors and plan.admitted):
             return False
         for slot in plan.released.tolist():

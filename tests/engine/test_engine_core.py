@@ -7,10 +7,12 @@ import logging
 import numpy as np
 import pytest
 
+from octavo.core.contracts.engine_extension import EngineExtension
 from octavo.core.contracts.logits_processor import HostLogitsProcessor
 from octavo.core.contracts.observer import Observer
 from octavo.core.contracts.scheduler_policy import SchedulerPolicy
 from octavo.core.errors import RequestError
+from octavo.core.structured_outputs import StructuredOutputsParams
 from octavo.testing.fake_engine import (
     Collector,
     assert_clean,
@@ -379,3 +381,21 @@ def test_a_policy_that_gives_nothing_does_not_stop_the_engine():
     collector = Collector(engine).run(200)
     assert collector.tokens == {r.handle: expected(r) for r in reqs}
     assert_clean(engine)
+
+
+def test_structured_output_without_its_extension_is_refused():
+    engine = make_fake_engine(extensions=[])
+    with pytest.raises(RequestError, match="structured output is not available"):
+        engine.add(request(1, [1, 2], 3, structured_outputs=StructuredOutputsParams(regex="a")))
+
+
+def test_the_executor_is_closed_where_an_extension_fails(monkeypatch):
+    class Broken(EngineExtension):
+        def close(self):
+            raise RuntimeError("of all things")
+
+    engine, closed = make_fake_engine(extensions=[Broken()]), []
+    monkeypatch.setattr(engine.executor, "close", lambda: closed.append(True))
+    with pytest.raises(RuntimeError, match="of all things"):
+        engine.close()
+    assert closed

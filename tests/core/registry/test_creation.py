@@ -233,3 +233,14 @@ def test_a_function_as_factory_is_checked_by_what_it_returns():
         "Wrong.peek has another signature: expected (), got (deep)"
     )
     assert isinstance(create(lambda options, context: Good()), Good)
+
+
+def test_parameters_in_another_order_are_refused():
+    class Swapped(Good):
+        def __init__(self, options, context):
+            pass
+
+        def cap(self, want, view):
+            return None
+
+    assert message(Swapped).endswith("expected (view, want), got (want, view)")

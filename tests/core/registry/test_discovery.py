@@ -496,3 +496,36 @@ def test_a_provider_that_is_none_is_broken_and_the_others_work(folder, arguments
     assert registry.select(
         "scheduler_policy", ImplementationConfig(name="auto")
     ).registered.source.built_in
+
+
+def test_entry_points_of_one_name_in_two_distributions(folder):
+    for name in ("one", "two"):
+        folder.module(f"of_{name}", POLICY_MODULE.format(name=name))
+        folder.distribution(f"pack-{name}", "1", {"plugin": f"of_{name}"})
+    known = Registry.discover().providers("scheduler_policy")
+    assert (known["one"].distribution, known["two"].distribution) == ("pack-one", "pack-two")
+    known = Registry.discover(disable=["pack-one"]).providers("scheduler_policy")
+    assert "one" not in known
+    assert known["two"].distribution == "pack-two"
+
+
+def test_a_hook_that_fails_as_a_generator_stops_nobody_else(folder):
+    folder.module(
+        "lazy",
+        "from octavo.core.contracts import hookimpl\n"
+        "@hookimpl\ndef octavo_samplers():\n    yield from ()\n    raise KeyError('x')\n",
+    )
+    folder.distribution("lazy", "1", {"lazy": "lazy"})
+    registry = Registry.discover()
+    (failure,) = registry.failures
+    assert "hook octavo_samplers failed: KeyError: 'x'" in failure.message
+    assert "torch" in registry.providers("sampler")
+
+
+POLICY_MODULE = """
+from octavo.core.contracts import Provider, hookimpl
+
+@hookimpl
+def octavo_scheduler_policies():
+    return [Provider(name="{name}", factory="nowhere:Policy")]
+"""

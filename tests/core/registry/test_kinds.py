@@ -115,3 +115,28 @@ def test_a_kind_that_is_taken_or_none_is_refused(folder):
         "twice": "kind 'sampler' (octavo_samplers) is declared already",
         "nonsense": "hook octavo_kinds returned 'sampler', expected a list of Kind",
     }
+
+
+def test_a_kind_without_one_hook_specification_is_refused(folder):
+    folder.module(
+        "empty",
+        "from octavo.core.contracts import KINDS, Kind, hookimpl\n"
+        "class Spec:\n    def acme_things(self): ...\n"
+        "@hookimpl\ndef octavo_kinds():\n"
+        "    return [Kind('thing', Spec, object, object, 'acme.thing')]\n",
+    )
+    folder.distribution("empty", "1", {"empty": "empty"})
+    (failure,) = Registry.discover().failures
+    assert "its spec must have one function, marked @octavo.core.contracts.hookspec" in str(
+        failure.message
+    )
+
+
+def test_a_bad_hook_of_a_named_file_is_its_own_fault_not_the_servers(folder):
+    folder.module(
+        "bad_routes",
+        "from octavo.core.contracts import hookimpl\n"
+        "@hookimpl\ndef octavo_routes(registry): return []\n",
+    )
+    with pytest.raises(ContractError, match=r"module bad_routes: hook octavo_routes has another"):
+        Registry.discover(load=["bad_routes"])
