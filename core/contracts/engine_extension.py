@@ -3,7 +3,7 @@ plans and results, answers questions.
 
 Runs in the engine process, on the engine thread. Every available provider with `rank` > 0 is part
 of every engine, by descending rank (ties by name); then come those that the configuration lists
-under `extensions`. Methods that a class does not override are never called. An exception stops the
+under `extensions`. A step calls only the methods that a class overrides. An exception stops the
 engine with the extension's name, but a `RequestError` of `admit` refuses that request alone, and an
 exception in a query is an error of who asked.
 """
