@@ -81,7 +81,8 @@ def spawn_connected(
 
 
 def kill_process(process: subprocess.Popen[bytes]) -> None:
-    """Kill a child and all that it started, without waiting. Harmless when it has ended."""
+    """Kill a child and what it started in its session, without waiting. Harmless when it has
+    ended. Processes that it started in sessions of their own end with it, a moment later."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -123,7 +124,9 @@ class EngineSide(Side):
 
     def close(self) -> None:
         if self._child is not None:
-            self._child.close(patience_s=30)
+            # The process is in a session of its own: Ctrl-C has not reached it.
+            interrupted = isinstance(sys.exception(), KeyboardInterrupt)
+            self._child.close(patience_s=0 if interrupted else 30)
             self._child = None
             self._errors.close()
 

@@ -155,7 +155,11 @@ class _Process:
         inner, connection = child_process.spawn_connected(
             _MAIN, memory, environment=_ENVIRONMENT, output=2
         )
-        return cls(inner, *await asyncio.open_connection(sock=connection))
+        try:
+            return cls(inner, *await asyncio.open_connection(sock=connection))
+        except BaseException:
+            child_process.kill_process(inner)
+            raise
 
     @property
     def alive(self) -> bool:
