@@ -188,7 +188,7 @@ def test_a_slower_accelerator_takes_longer(make_engine: MakeEngine) -> None:
     [
         ("local", "expected {name: simulated, accelerator: ...}, got 'local'"),
         ({"name": "simulated", "accelerator": "h100"}, "expected keys of a config.json"),
-        ({"name": "simulated", "model": {"vocab_size": 5}}, "max_model_len: give it"),
+        ({"name": "simulated", "model": {"vocab_size": 5}}, "max_model_len: required: config.json"),
         (
             {"name": "simulated", "model": {"max_position_embeddings": 64}},
             "expected one of `accelerator` and `fitted`",
