@@ -135,7 +135,13 @@ class Inner(torch.nn.Module):
 def test_any_number_of_changes():
     """More often than torch.compile makes code for one function, hooks included."""
     model, positions = Pair(), torch.arange(5)
-    context = GraphRunnerContext(model.forward, model, torch.device("cpu"), "all", 8, 64)
+
+    def dummy(rows, tokens):
+        return torch.zeros(rows * tokens, dtype=torch.int64), torch.arange(tokens).repeat(rows)
+
+    context = GraphRunnerContext(
+        model.forward, model, torch.device("cpu"), "all", 8, 64, dummy=dummy
+    )
     runner = CompileRunner(CompileOptions(backend="eager"), context)
     for number in range(12):
         got = runner.forward(positions, positions, 0)
